@@ -103,6 +103,8 @@ class Committer:
         self._wrote, self._synced, self._caught_up = wrote, synced, caught_up
         self._monotonic = threads.runtime.monotonic
         self._changed = threads.runtime.condition()
+        # How many wait until something is durable: its own thread need not be woken by every sync.
+        self._awaiting = 0
         self._waiting: deque[Work] = deque()
         # Bytes of what waits; and those and what is being written.
         self._queued_bytes = self.waiting_bytes = 0
@@ -174,10 +176,14 @@ class Committer:
     def wait_durable(self, sequence: int) -> None:
         """Returns when the journal is synced up to there; raises if it failed instead."""
         with self._changed:
-            while self._store.journal.synced_sequence < sequence:
-                if self._failed or self._stopping:
-                    raise FastiError("the journal failed")
-                self._changed.wait(1.0)
+            self._awaiting += 1
+            try:
+                while self._store.journal.synced_sequence < sequence:
+                    if self._failed or self._stopping:
+                        raise FastiError("the journal failed")
+                    self._changed.wait(1.0)
+            finally:
+                self._awaiting -= 1
 
     def stop(self) -> None:
         """Writes what is waiting, and ends."""
@@ -297,8 +303,9 @@ class Committer:
             seconds = self._monotonic() - begin
             self.sync_seconds.append(seconds)
             self.sync_times.add(seconds)
-        with self._changed:
-            self._changed.notify_all()
+        if self._awaiting:
+            with self._changed:
+                self._changed.notify_all()
         if not self._at_once:
             # Answers have left before; who follows what is durable is told now.
             self._synced()

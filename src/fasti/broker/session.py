@@ -18,6 +18,7 @@ from fasti.core.replies import ConsumerReplaced, Deliver
 from fasti.errors import Closed, Corruption, Fenced
 from fasti.model import Outcome, State
 from fasti.storage.runs import PAYLOAD_SCHEMA
+from fasti.storage.stored_rows import SmallFrame
 
 if TYPE_CHECKING:
     from fasti.broker.committer import Commit
@@ -101,6 +102,10 @@ class Session:
             self.parts.appendleft(_rows_of(leased, all_rows[count:]))
             leased = _rows_of(leased, all_rows[:count])
         return Delivery(leased, payloads)
+
+    def find_alone(self, leased: Deliver) -> SmallFrame | None:
+        """The one message of a delivery, if it came alone and is still in memory."""
+        return self._shard.store.payloads.alone(int(leased.location[0]))
 
     def _join_undamaged(self, leased: Deliver) -> Delivery:
         """Some of the payloads can't be read: their messages die, the others go on."""

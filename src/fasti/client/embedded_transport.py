@@ -23,7 +23,7 @@ from fasti.broker.placement import OneShard
 from fasti.broker.service import Exchange, Service
 from fasti.broker.shard import Shard
 from fasti.client import forking
-from fasti.client.transport import TIMEOUT_S, BrokerClock, Ended, Header
+from fasti.client.transport import TIMEOUT_S, Arrived, BrokerClock, Content, Ended, Header
 from fasti.config import Durability, ShardSettings
 from fasti.errors import Closed, FastiError, IllegalTransition, InvalidArgument, Unavailable
 from fasti.protocol.schemas import VERSION
@@ -154,7 +154,7 @@ class EmbeddedTransport:
     def consume(
         self,
         descriptor: Header,
-        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        arrived: Arrived,
         ended: Ended,
     ) -> _ConsumeStream:
         """Messages and answers come from a thread of the stream's own."""
@@ -259,14 +259,17 @@ class _ProduceStream:
             self._forget(self)
             self._ended(error or _cancelled(self._cancelled))
 
-    def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
+    def send(self, metadata: Header, content: Content = None) -> None:
         """Waits while too much has no receipt yet."""
         try:
-            if batch is None:
+            if content is None:
                 self._intake.end_producer()
             else:
+                put: Callable[..., Header | None] = self._intake.put
+                if type(content) is bytes:
+                    put = self._intake.put_row
                 # Receipts are for threads that no signal interrupts: one that is half noted is lost.
-                receipt = self._intake.put(metadata, batch, waited=not may_be_interrupted())
+                receipt = put(metadata, content, waited=not may_be_interrupted())
                 if receipt is not None:
                     self._receipt(receipt)
         except Closed as error:
@@ -290,7 +293,7 @@ class _ConsumeStream:
         self,
         service: Service,
         session: Exchange,
-        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        arrived: Arrived,
         ended: Ended,
         forget: Callable[[Any], None],
     ) -> None:
@@ -316,9 +319,10 @@ class _ConsumeStream:
             self._forget(self)
             self._ended(error or _cancelled(self._cancelled))
 
-    def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
+    def send(self, metadata: Header, content: Content = None) -> None:
         """Carried out at once; answered by `arrived`."""
-        self._session.take(metadata, batch)
+        assert type(content) is not bytes, "a consumer returns rows in batches"
+        self._session.take(metadata, content)
 
     def finish(self) -> None:
         """What was asked is answered, then the session ends."""

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from fasti.client.flight_errors import fasti_error
-from fasti.client.transport import Ended, Header
+from fasti.client.transport import Arrived, Content, Ended, Header
 from fasti.errors import FastiError, Unavailable
-from fasti.protocol.envelope import dump, parse
+from fasti.protocol.envelope import dump, join_row, parse, split_row
 
 logger = logging.getLogger("fasti.client")
 
@@ -51,9 +51,13 @@ class FlightStream:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
-    def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
+    def send(self, metadata: Header, content: Content = None) -> None:
         """Writes. Raises `unavailable` when the call is over or its connection lost."""
-        body = pa.py_buffer(dump(metadata))
+        batch = None
+        if type(content) is bytes:
+            body = pa.py_buffer(join_row(metadata, content))
+        else:
+            body, batch = pa.py_buffer(dump(metadata)), content
         try:
             with self._lock:
                 if self._over or self._finishing:
@@ -138,7 +142,7 @@ class ConsumeStream(FlightStream):
         self,
         writer: Any,
         reader: Any,
-        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        arrived: Arrived,
         ended: Ended,
     ) -> None:
         super().__init__(writer, reader, ended)
@@ -157,5 +161,8 @@ class ConsumeStream(FlightStream):
                 chunk: flight.FlightStreamChunk = self._reader.read_chunk()
             except StopIteration:
                 return
-            header = parse(chunk.app_metadata.to_pybytes()) if chunk.app_metadata else {}
-            self._arrived(header, chunk.data)
+            if not chunk.app_metadata:
+                self._arrived({}, chunk.data)
+                continue
+            text, payload = split_row(chunk.app_metadata.to_pybytes())
+            self._arrived(parse(text), chunk.data if payload is None else payload)

@@ -33,7 +33,7 @@ from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
 from fasti.client.peers import Peers
-from fasti.client.transport import LOCATION, BrokerClock, Ended, Header, Stream
+from fasti.client.transport import LOCATION, Arrived, BrokerClock, Content, Ended, Header, Stream
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.grpc_setup import prepare_grpc
@@ -298,18 +298,18 @@ class FlightTransport:
     def consume(
         self,
         descriptor: Header,
-        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        arrived: Arrived,
         ended: Ended,
     ) -> Stream:
         """Opens a session. The clock is asked first: the broker may be another by now."""
         self.sample_clock(min(self.timeout_s, _SILENCE_S))
         heard = self.estimate.heard
 
-        def timed(header: Header, batch: pa.RecordBatch | None) -> None:
+        def timed(header: Header, content: Content) -> None:
             self._heard_at = time.monotonic()
             if "now_us" in header:
                 heard(header["now_us"])
-            arrived(header, batch)
+            arrived(header, content)
 
         with self._gate:
             client, generation = self._client("sessions")

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from fasti.client import forking
 from fasti.client.pauses import Pauses
-from fasti.client.transport import Header, Stream, Transport
+from fasti.client.transport import Content, Header, Stream, Transport
 from fasti.errors import Closed, FastiError
 from fasti.protocol.problems import error_from_json
 
@@ -85,7 +85,8 @@ class Following:
 
     # The stream's reading thread
 
-    def _take_in(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
+    def _take_in(self, number: int, header: Header, batch: Content) -> None:
+        assert type(batch) is not bytes, "only a consumer's messages come alone"
         if header.get("kind") == "error":
             self._put(number, error_from_json(header["error"]))
         else:

@@ -311,7 +311,9 @@ class Outbox:
             self._fail(failed)
 
     def _write(self, shipment: Shipment, opens: bool) -> None:
-        batch = shipment.seal()
+        row = shipment.row()
+        if row is None:
+            shipment.seal()
         with self.lock:
             stream, number = self._stream, self.machine.stream_number
             schema = self.machine.schema
@@ -319,13 +321,17 @@ class Outbox:
             if not opens:
                 # It was lost a moment ago, which has woken the sending thread.
                 return
-            stream, number, schema = self._open(batch.schema.names)
+            stream, number, schema = self._open(shipment.names)
         with self.lock:
             header = self.machine.write(shipment) if self._stream is stream else None
         if header is None:
             return
         try:
-            stream.send(header, _widened(batch, schema))
+            if row is not None:
+                columns, payload = row
+                stream.send({**header, "row": columns}, payload)
+            else:
+                stream.send(header, _widened(shipment.seal(), schema))
         except FastiError:
             # The end of the stream says more than the write that met it.
             with self.lock:

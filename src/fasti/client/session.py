@@ -16,8 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-import pyarrow as pa
-
 from fasti.client import forking
 from fasti.client.absence import absence_of
 from fasti.client.durations import Duration, duration_us
@@ -31,7 +29,7 @@ from fasti.client.outcomes import Outcomes
 from fasti.client.replies import Replies
 from fasti.client.settling import Settling, Waiter, no_answer
 from fasti.client.topics import check_consumable
-from fasti.client.transport import BrokerClock, Header, Stream, Transport
+from fasti.client.transport import BrokerClock, Content, Header, Stream, Transport
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_from_json
@@ -453,8 +451,8 @@ class Session:
         with self.lock:
             number, identity = self.machine.connect()
         stream = self._transport.consume(
-            {"call": "consume", **self.header, **identity},
-            lambda header, batch: self._arrived(number, header, batch),
+            {"call": "consume", "rows": True, **self.header, **identity},
+            lambda header, content: self._arrived(number, header, content),
             lambda error: self._lost(number, error or Closed("the broker ended the session")),
         )
         with self.lock:
@@ -478,11 +476,11 @@ class Session:
 
     # The stream's reading thread
 
-    def _arrived(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
+    def _arrived(self, number: int, header: Header, content: Content) -> None:
         machine = self.machine
         kind = header.get("kind")
-        if kind == "leased" and batch is not None:
-            run = machine.custody.decode(self, header, batch, machine.settings.lease_us)
+        if kind == "leased" and content is not None:
+            run = machine.custody.decode(self, header, content, machine.settings.lease_us)
             with self.lock:
                 if number == machine.stream_number:
                     machine.lease(run)

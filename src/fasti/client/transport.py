@@ -8,7 +8,7 @@ dicts, rows as Arrow, errors as `FastiError`; so everything above this line is w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -17,6 +17,9 @@ from fasti.runtime import Runtime
 
 Header = dict[str, Any]
 Ended = Callable[[FastiError | None], None]
+# What goes with a header: rows, or the payload of one message, whose columns stand in it as `row`.
+Content: TypeAlias = "pa.RecordBatch | bytes | None"
+Arrived = Callable[[Header, Content], None]
 
 
 class BrokerClock(Protocol):
@@ -43,7 +46,7 @@ class BrokerClock(Protocol):
 class Stream(Protocol):
     """One direction of an open call; the other comes in by callbacks, from a thread of its own."""
 
-    def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
+    def send(self, metadata: Header, content: Content = None) -> None:
         """Writes; for one thread at a time. Blocks while the broker doesn't take it.
 
         Raises `unavailable` when the connection is lost.
@@ -97,7 +100,7 @@ class Transport(Protocol):
     def consume(
         self,
         descriptor: Header,
-        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        arrived: Arrived,
         ended: Ended,
     ) -> Stream:
         """Opens a session. `arrived` gets what the broker writes, in order."""

@@ -135,7 +135,7 @@ class Produce(WithPayloads):
 
     def encode(self) -> int:
         """Raises if keys are missing: replay hashes those that lie beside the payloads."""
-        if (self.keys is not None) != ("key" in self.rows.batch.schema.names):
+        if (self.keys is not None) != ("key" in self.rows.names):
             raise InvalidArgument("keys stand in the command and beside its payloads", field="key")
         return WithPayloads.encode(self)
 

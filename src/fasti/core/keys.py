@@ -61,11 +61,20 @@ class Rows:
 
     Columns that no row uses are left out. `encoded` is what the journal will hold, made here so
     that the committer only has to write.
+
+    A message that came alone has its `values` instead, as bytes by column: Arrow takes longer to make
+    a batch of one row than everything else takes that is done with it. It becomes one when it is read
+    with others.
     """
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self.batch = batch
-        self._encoded: pa.Buffer | None = None
+    __slots__ = ("_batch", "_encoded", "_size_bytes", "values")
+
+    def __init__(
+        self, batch: pa.RecordBatch | None, values: dict[str, bytes] | None = None
+    ) -> None:
+        self._batch, self.values = batch, values
+        self._encoded: pa.Buffer | bytes | None = None
+        self._size_bytes: int | None = None
 
     @classmethod
     def of(cls, payloads: Any, limits: Limits | None = None, **columns: Any) -> Rows:
@@ -80,22 +89,70 @@ class Rows:
         if any(len(array) != count for array in arrays.values()):
             raise InvalidArgument("the columns of a batch differ in length", field="payload")
         schema = _schema_of(tuple(arrays))
-        batch = pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
-        _check(batch, arrays, limits or Limits())
-        return cls(batch)
+        rows = cls(pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema))
+        _check(rows, arrays, limits or Limits())
+        return rows
+
+    @classmethod
+    def single(cls, payload: bytes, limits: Limits | None = None, **texts: str) -> Rows:
+        """One message: `key=`, `content_type=` and `subject=` may be given."""
+        values = {"payload": payload}
+        for name, text in texts.items():
+            values[name] = text.encode()
+        limits = limits or Limits()
+        for name, value in values.items():
+            field, limit = _width_limit(name, limits)
+            if len(value) > limit:
+                _refuse(f"bytes of {field}", len(value), f"{field}_bytes_max", limit)
+        if values.get("key") == b"":
+            raise _empty_key()
+        return cls(None, values)
 
     def __len__(self) -> int:
-        return int(self.batch.num_rows)
+        return 1 if self._batch is None else int(self._batch.num_rows)
 
     @property
-    def encoded(self) -> pa.Buffer:
-        """The batch as an Arrow IPC message (without schema: the frame names the columns)."""
+    def batch(self) -> pa.RecordBatch:
+        """All of it in Arrow's columns."""
+        if self._batch is None:
+            assert self.values is not None
+            arrays = [
+                _column(name, [value if name == "payload" else value.decode()])
+                for name, value in self.values.items()
+            ]
+            schema = _schema_of(tuple(self.values))
+            self._batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return self._batch
+
+    @property
+    def names(self) -> list[str]:
+        """Which columns there are."""
+        return list(self.values) if self.values is not None else self.batch.schema.names
+
+    @property
+    def size_bytes(self) -> int:
+        """What its values take."""
+        if self._size_bytes is None:
+            values = self.values
+            alone = None if values is None else sum(map(len, values.values()))
+            self._size_bytes = int(self.batch.nbytes) if alone is None else alone
+        return self._size_bytes
+
+    @property
+    def encoded(self) -> pa.Buffer | bytes:
+        """The batch as an Arrow IPC message (without schema: the frame names the columns); of a
+        message that came alone its values, one behind the other.
+        """
         if self._encoded is None:
-            self._encoded = self.batch.serialize()
+            values = self.values
+            self._encoded = self.batch.serialize() if values is None else b"".join(values.values())
         return self._encoded
 
     def keys(self, seed: tuple[int, int]) -> Keys | None:
         """The key column, hashed; None if no row has a key."""
+        if self.values is not None:
+            key = self.values.get("key")
+            return None if key is None else Keys(pa.array([key.decode()], pa.string()), seed)
         if "key" not in self.batch.schema.names:
             return None
         return Keys(self.batch.column("key"), seed)
@@ -123,24 +180,36 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([FIELDS[name] for name in names])
 
 
-def _check(batch: pa.RecordBatch, columns: dict[str, pa.Array], limits: Limits) -> None:
+def _check(rows: Rows, columns: dict[str, pa.Array], limits: Limits) -> None:
     if columns["payload"].null_count:
         raise InvalidArgument("a payload may be empty but not missing", field="payload")
-    if batch.num_rows > limits.batch_rows_max:
-        _refuse("rows of a batch", batch.num_rows, "batch_rows_max", limits.batch_rows_max)
-    if (size_bytes := batch.nbytes) > limits.batch_bytes_max:
-        _refuse("bytes of a batch", size_bytes, "batch_bytes_max", limits.batch_bytes_max)
-    _check_width(columns["payload"], "payload", limits.payload_bytes_max)
+    if len(rows) > limits.batch_rows_max:
+        _refuse("rows of a batch", len(rows), "batch_rows_max", limits.batch_rows_max)
+    if rows.size_bytes > limits.batch_bytes_max:
+        _refuse("bytes of a batch", rows.size_bytes, "batch_bytes_max", limits.batch_bytes_max)
+    for name in ("payload", "key", "content_type", "subject"):
+        if name in columns:
+            _check_width(columns[name], *_width_limit(name, limits))
     if "key" in columns:
-        _check_width(columns["key"], "key", limits.key_bytes_max)
         if (pc.binary_length(columns["key"]).to_numpy(zero_copy_only=False) == 0).any():
-            raise InvalidArgument("a key may be missing but not empty", field="key")
-    if "content_type" in columns:
-        _check_width(columns["content_type"], "headers", limits.headers_bytes_max)
-    if "subject" in columns:
-        _check_width(columns["subject"], "subject", limits.subject_bytes_max)
+            raise _empty_key()
     if "headers" in columns:
         _check_headers(columns["headers"], limits.headers_bytes_max)
+
+
+def _width_limit(name: str, limits: Limits) -> tuple[str, int]:
+    """By which limit a value of a column is bounded, and how wide it may be."""
+    if name == "payload":
+        return name, limits.payload_bytes_max
+    if name == "key":
+        return name, limits.key_bytes_max
+    if name == "subject":
+        return name, limits.subject_bytes_max
+    return "headers", limits.headers_bytes_max
+
+
+def _empty_key() -> InvalidArgument:
+    return InvalidArgument("a key may be missing but not empty", field="key")
 
 
 def _check_width(column: pa.Array, name: str, limit: int) -> None:

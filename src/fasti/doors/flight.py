@@ -35,7 +35,7 @@ from fasti.errors import (
     Unauthenticated,
     Unavailable,
 )
-from fasti.protocol.envelope import dump, pack, parse_request, unpack
+from fasti.protocol.envelope import dump, join_row, pack, parse_request, split_row, unpack
 from fasti.protocol.grpc_setup import prepare_grpc
 from fasti.protocol.problems import error_to_json
 from fasti.protocol.tokens import check_token
@@ -154,10 +154,11 @@ class FlightDoor(fl.FlightServerBase):
 
                 with _writing(write_receipts) as check:
                     try:
-                        for metadata, batch, waited in _chunks(reader, line):
+                        for metadata, content, waited in _chunks(reader, line):
                             check()
-                            if batch is not None:
-                                receipt = intake.put(metadata, batch, waited)
+                            if content is not None:
+                                put = intake.put_row if type(content) is bytes else intake.put
+                                receipt = put(metadata, content, waited)
                                 if receipt is not None:
                                     writer.write(pa.py_buffer(dump(receipt)))
                             elif metadata.get("end") is True:
@@ -205,20 +206,24 @@ class FlightDoor(fl.FlightServerBase):
             def write_all() -> None:
                 try:
                     while (written := session.next()) is not None:
-                        header, batch = written
+                        header, content = written
                         line.heard += 1
-                        if batch is None:
+                        if type(content) is bytes:
+                            writer.write_metadata(pa.py_buffer(join_row(header, content)))
+                        elif content is None:
                             writer.write_metadata(pa.py_buffer(dump(header)))
                         else:
-                            writer.write_with_metadata(batch, pa.py_buffer(dump(header)))
+                            writer.write_with_metadata(content, pa.py_buffer(dump(header)))
                 finally:
                     session.close()
 
             with _writing(write_all) as check:
                 try:
-                    for metadata, batch, _ in _chunks(reader, line):
+                    for metadata, content, _ in _chunks(reader, line):
                         check()
-                        session.take(metadata, batch)
+                        if type(content) is bytes:
+                            raise InvalidArgument("what is returned has no payload", field="row")
+                        session.take(metadata, content)
                     session.finish()
                 except BaseException:
                     session.close()
@@ -337,10 +342,10 @@ def _command(descriptor: Any) -> dict[str, Any]:
     return parse_request(descriptor.command)
 
 
-def _chunks(
-    reader: Any, line: Line
-) -> Iterator[tuple[dict[str, Any], pa.RecordBatch | None, bool]]:
-    """What the other side writes, until it has finished; and whether it was silent before."""
+def _chunks(reader: Any, line: Line) -> Iterator[tuple[dict[str, Any], Any, bool]]:
+    """What the other side writes, until it has finished: metadata with a batch, or with the payload of
+    a row, or alone; and whether it was silent before.
+    """
     while True:
         begin = time.perf_counter()
         try:
@@ -349,9 +354,16 @@ def _chunks(
             return
         waited = time.perf_counter() - begin >= _SILENCE_S
         line.heard += 1
-        metadata = chunk.app_metadata
-        header = parse_request(metadata.to_pybytes()) if metadata is not None else {}
-        yield header, chunk.data, waited
+        metadata, content = chunk.app_metadata, chunk.data
+        if metadata is None:
+            yield {}, content, waited
+            continue
+        text, payload = split_row(metadata.to_pybytes())
+        if payload is not None:
+            if content is not None:
+                raise InvalidArgument("a row's payload and a batch in one message", field="row")
+            content = payload
+        yield parse_request(text), content, waited
 
 
 @contextmanager

@@ -121,6 +121,19 @@ def dump(value: Header) -> bytes:
     return _encoder.encode(value).encode()
 
 
+def join_row(header: Header, payload: bytes) -> bytes:
+    """Metadata with one message's payload, whose columns stand in the header: an Arrow batch of one row
+    would cost more than everything else of it. JSON has no zero byte, so the first one ends it.
+    """
+    return b"%b\0%b" % (dump(header), payload)
+
+
+def split_row(body: bytes) -> tuple[bytes, bytes | None]:
+    """The header's text, and the payload behind it if there is one."""
+    text, zero, payload = body.partition(b"\0")
+    return text, payload if zero else None
+
+
 def _inline_columns(part: pa.RecordBatch | pa.Table) -> Header | None:
     """A part as JSON, if it is one that may stand in a header."""
     if not 0 < part.num_rows <= _INLINE_ROWS_MAX:

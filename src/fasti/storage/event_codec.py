@@ -6,7 +6,8 @@
     u32   zeros
     head  JSON: the events' codes, scalars and columns, and the names of the payload columns
     ...   each column, little-endian, padded to 8 bytes
-    ...   the payloads: one Arrow IPC record batch message, without schema
+    ...   the payloads: one Arrow IPC record batch message, without schema; or, of a message that came
+          alone, its values one behind the other, whose names and lengths stand in the head
 
 A column whose values are all alike, or count up by one, is kept as one number in the head. Columns
 lie as Arrow lays out primitive arrays, so they are read in place. Hashes of keys are not written:
@@ -36,7 +37,9 @@ from fasti.storage.formats import check_format
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-BODY_FORMAT_VERSION = 1
+# Bodies with a message that came alone have the newer one, all others are as they ever were.
+BODY_FORMAT_VERSION = 2
+BATCH_FORMAT_VERSION = 1
 
 _HEAD = struct.Struct("<I4x")
 _KINDS: dict[str, str] = {
@@ -68,15 +71,20 @@ def _layout(code: int) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
 def encode(frame: Frame) -> list[Buffer]:
     """The buffers of a frame's body, to be written one after another."""
     buffers: list[Buffer] = []
-    head: dict[str, Any] = {"v": BODY_FORMAT_VERSION, "events": []}
+    head: dict[str, Any] = {"v": BATCH_FORMAT_VERSION, "events": []}
     for event in frame.events:
         scalars, columns = _layout(event.code)
         packed = [pack_column(getattr(event, name), kind, buffers) for name, kind in columns]
         values = [getattr(event, name) for name in scalars]
         head["events"].append([event.code, values, packed])
-    if frame.rows is not None:
-        head["rows"] = frame.rows.batch.schema.names
-        buffers.append(frame.rows.encoded)
+    rows = frame.rows
+    if rows is not None:
+        if rows.values is None:
+            head["rows"] = rows.names
+        else:
+            head["v"] = BODY_FORMAT_VERSION
+            head["row"] = {name: len(value) for name, value in rows.values.items()}
+        buffers.append(rows.encoded)
     text = _JSON.encode(head).encode()
     text += b" " * (-len(text) % 8)
     return [_HEAD.pack(len(text)), text, *buffers]
@@ -152,9 +160,18 @@ def _read_head(body: memoryview) -> tuple[dict[str, Any], int]:
 def _read_rows(body: memoryview, offset: int, head: dict[str, Any]) -> Rows | None:
     names = head.get("rows")
     if names is None:
-        return None
+        lengths = head.get("row")
+        return None if lengths is None else _read_row(body, offset, lengths)
     schema = pa.schema([FIELDS[name] for name in names])
     return Rows(pa.ipc.read_record_batch(pa.py_buffer(body[offset:]), schema))
+
+
+def _read_row(body: memoryview, offset: int, lengths: dict[str, int]) -> Rows:
+    values = {}
+    for name, length in lengths.items():
+        values[name] = bytes(body[offset : offset + length])
+        offset += length
+    return Rows(None, values)
 
 
 def pack_column(values: NDArray[Any], kind: str, buffers: list[Buffer]) -> list[Any]:

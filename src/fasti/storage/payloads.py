@@ -23,7 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.core.keys import Rows
-from fasti.core.rows.location import is_in_run, number_of
+from fasti.core.rows.location import ROW_BITS, is_in_run, number_of
 from fasti.errors import Corruption, NotFound, StorageFailed
 from fasti.storage.blocks import BlockStore
 from fasti.storage.damaged_rows import Salvaged, nothing_left, salvage
@@ -67,7 +67,7 @@ class Payloads:
 
     def keep(self, frame: int, rows: Rows, at_us: int) -> None:
         """A frame that is on its way to the journal, and may be asked for before it is there."""
-        small = rows.batch.nbytes <= _SMALL_BYTES
+        small = rows.size_bytes <= _SMALL_BYTES
         kept = SmallFrame(rows, at_us) if small else StoredRows(rows.batch, at_us)
         with self._lock:
             self._kept[frame] = kept
@@ -78,6 +78,13 @@ class Payloads:
                 if oldest > written:
                     return
                 self._kept_bytes -= self._kept.pop(oldest).size_bytes
+
+    def alone(self, location: int) -> SmallFrame | None:
+        """The frame at a location if it is a message's that came alone, a short while ago."""
+        with self._lock:
+            # Blocks have numbers beyond those of frames.
+            kept = self._kept.get(location >> ROW_BITS)
+        return kept if isinstance(kept, SmallFrame) and kept.values is not None else None
 
     def gather(
         self,

@@ -152,20 +152,25 @@ class StoredRows:
 class SmallFrame:
     """A frame of few bytes, as the journal has it, to be decoded by who asks for it."""
 
-    __slots__ = ("_at_us", "_encoded", "_schema")
+    __slots__ = ("_encoded", "_names", "at_us", "values")
 
     def __init__(self, rows: Rows, at_us: int) -> None:
-        self._encoded, self._at_us = rows.encoded, at_us
-        self._schema = schema_of(tuple(rows.batch.schema.names))
+        # Of a message that came alone.
+        self.values = rows.values
+        self._encoded, self._names = rows.encoded, rows.names
+        self.at_us = at_us
 
     @property
     def size_bytes(self) -> int:
         """What is counted of it."""
-        return int(self._encoded.size)
+        return len(self._encoded)
 
     def stored(self) -> StoredRows:
         """Its rows."""
-        return StoredRows(pa.ipc.read_record_batch(self._encoded, self._schema), self._at_us)
+        if self.values is not None:
+            return StoredRows(Rows(None, self.values).batch, self.at_us)
+        schema = schema_of(tuple(self._names))
+        return StoredRows(pa.ipc.read_record_batch(self._encoded, schema), self.at_us)
 
 
 @lru_cache(maxsize=64)

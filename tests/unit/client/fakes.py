@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fasti.client.transport import Arrived, Content
 from fasti.errors import FastiError, Unavailable
 from fasti.model import TopicSettings
 from fasti.protocol.problems import error_to_json
@@ -53,6 +54,16 @@ class FakeClock:
             moved()
 
 
+def payloads_of(content: Content) -> list[bytes]:
+    """Of a batch, or of a message that was written alone."""
+    if content is None:
+        return []
+    if isinstance(content, bytes):
+        return [content]
+    found: list[bytes] = content.column("payload").to_pylist()
+    return found
+
+
 class FakeStream:
     """What was written lies in `sent`; the test answers by the callbacks."""
 
@@ -62,19 +73,19 @@ class FakeStream:
         self.sent: list[tuple[dict[str, Any], pa.RecordBatch | None]] = []
         self.broken = False
         self.finished = False
-        self.on_send: Callable[[dict[str, Any], pa.RecordBatch | None], None] | None = None
+        self.on_send: Arrived | None = None
         self.receipt: Callable[[dict[str, Any]], None] = lambda header: None
-        self.arrived: Callable[[dict[str, Any], pa.RecordBatch | None], None] = lambda h, b: None
+        self.arrived: Arrived = lambda header, content: None
         self.ended: Callable[[FastiError | None], None] = lambda error: None
         self._number = 0
         self._over = False
 
-    def send(self, metadata: dict[str, Any], batch: pa.RecordBatch | None = None) -> None:
+    def send(self, metadata: dict[str, Any], content: Content = None) -> None:
         if self.broken:
             raise Unavailable("the connection was lost")
-        self.sent.append((metadata, batch))
+        self.sent.append((metadata, content))
         if self.on_send is not None:
-            self.on_send(metadata, batch)
+            self.on_send(metadata, content)
 
     def finish(self) -> None:
         self.finished = True
@@ -91,7 +102,7 @@ class FakeStream:
     # For producers
 
     def rows(self) -> list[bytes]:
-        return [p.as_py() for _, b in self.sent if b is not None for p in b.column("payload")]
+        return [payload for _, content in list(self.sent) for payload in payloads_of(content)]
 
     def answer(self, count: int, first_id: int = 1, **more: Any) -> None:
         """A receipt for a batch in which all is well."""

@@ -17,8 +17,9 @@ from fasti.client import outbox
 from fasti.client.embedded_transport import _ProduceStream
 from fasti.client.machines.producer import Step
 from fasti.client.producer import Producer
+from fasti.client.transport import Content
 from fasti.errors import Unavailable
-from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
+from tests.unit.client.fakes import FakeStream, FakeTransport, eventually, payloads_of
 
 WAIT_S = 20.0
 
@@ -186,11 +187,11 @@ def test_a_caller_who_is_interrupted_anywhere_loses_and_repeats_nothing(
     carried_out: dict[tuple[str, int], list[bytes]] = {}
 
     def prepare(stream: FakeStream) -> None:
-        def note(header: dict[str, Any], batch: pa.RecordBatch | None) -> None:
-            if batch is not None:
+        def note(header: dict[str, Any], content: Content) -> None:
+            if content is not None:
                 name = (stream.descriptor["producer"], header["sequence"])
-                carried_out[name] = batch.column("payload").to_pylist()
-                unanswered.put((stream, batch.num_rows))
+                carried_out[name] = payloads_of(content)
+                unanswered.put((stream, len(carried_out[name])))
 
         stream.on_send = note
 
@@ -229,7 +230,7 @@ def test_a_caller_who_is_interrupted_again_at_once_holds_nobody_up(
         producer.send(b"x")
     producer.send(b"y")
     stream = transport.stream()
-    stream.on_send = lambda header, batch: stream.answer(1 if batch is None else batch.num_rows)
+    stream.on_send = lambda header, content: stream.answer(len(payloads_of(content)) or 1)
     producer.flush(timeout=WAIT_S)
     assert stream.rows() == [b"first", b"x", b"y"]
 

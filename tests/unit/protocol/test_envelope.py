@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasti.errors import InvalidArgument
-from fasti.protocol.envelope import pack, parse, unpack
+from fasti.protocol.envelope import dump, join_row, pack, parse, parse_request, split_row, unpack
 
 PART = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
 OTHER = pa.RecordBatch.from_pydict({"key": ["a", None]})
@@ -115,3 +115,14 @@ def test_other_parts_are_arrow_streams_whatever_is_asked_for(part: pa.RecordBatc
     assert found.schema == part.schema
     assert found.to_pydict() == part.to_pydict()
     assert small.to_pydict() == last.to_pydict() == both.to_pydict()
+
+
+@pytest.mark.parametrize("payload", [b"", b"hello", b"\0", b"a\0b\0", b"{}"])
+def test_a_row_is_its_header_and_its_payload(payload: bytes) -> None:
+    header = {"sequence": 3, "row": {"key": "a\0b", "due_us": 5}}
+    text, found = split_row(join_row(header, payload))
+    assert (parse_request(text), found) == (header, payload)
+
+
+def test_metadata_without_a_payload_is_no_row() -> None:
+    assert split_row(dump({"end": True})) == (b'{"end":true}', None)

@@ -91,7 +91,7 @@ def test_hashes_are_those_of_the_keys_that_lie_beside_the_payloads() -> None:
 
 def test_a_newer_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(event_codec, "BODY_FORMAT_VERSION", 99)
+        patched.setattr(event_codec, "BATCH_FORMAT_VERSION", 99)
         body = body_of(Frame(1, [ev.TopicDeleted(5, 1)], None))
     for read in (lambda: decode(body, SEED), lambda: decode_rows(body)):
         with pytest.raises(NewerFormat) as caught:
@@ -107,3 +107,19 @@ def test_an_event_that_only_another_version_knows() -> None:
         NewerFormat, match="an event of code 9, which this version of Fasti does not know"
     ):
         decode(memoryview(body), (1, 2))
+
+
+def test_a_message_that_came_alone_is_its_values() -> None:
+    rows = Rows.single(b"hello", key="größe", content_type="text/plain")
+    produced = ev.Produced(5, 1, 0, 1, "", "", np.array([9]), np.array([0]))
+    body = body_of(Frame(1, [produced], rows))
+    assert bytes(body).endswith(b"hello" + "größe".encode() + b"text/plain")
+    events, found = decode(body, SEED)
+    assert found is not None
+    assert found.values == rows.values
+    assert found.batch.equals(rows.batch)
+    keys = rows.keys(SEED)
+    assert keys is not None
+    assert events[0].hashes.tolist() == keys.hashes.tolist()  # type: ignore[attr-defined]
+    again, at_us = decode_rows(body)
+    assert (again.values if again else None, at_us) == (rows.values, 5)

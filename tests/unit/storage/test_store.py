@@ -254,26 +254,27 @@ def test_an_opening_deletes_nothing_of_a_later_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"),
+    ("module", "names"),
     [
-        (file_blocks, "MANIFEST_FORMAT_VERSION"),
-        (manifest, "MANIFEST_DATA_VERSION"),
-        (seals, "BLOCK_FORMAT_VERSION"),
-        (event_codec, "BODY_FORMAT_VERSION"),
+        (file_blocks, ["MANIFEST_FORMAT_VERSION"]),
+        (manifest, ["MANIFEST_DATA_VERSION"]),
+        (seals, ["BLOCK_FORMAT_VERSION"]),
+        (event_codec, ["BODY_FORMAT_VERSION", "BATCH_FORMAT_VERSION"]),
     ],
 )
 def test_a_newer_format_is_refused_and_nothing_is_changed(
-    module: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    module: Any, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(module, name, 99)
+        for name in names:
+            patched.setattr(module, name, 99)
         files = grown_directory()
     before = content(files)
     with pytest.raises(NewerFormat) as caught:
         LocalShard(FileStorage(files), SETTINGS)
     assert (caught.value.details["found"], caught.value.details["supported"]) == (
         99,
-        getattr(module, name),
+        getattr(module, names[0]),
     )
     # An operator reads which format it has, which are readable, and what to do.
     assert "has format 99, which another version of Fasti wrote" in caught.value.message

@@ -84,6 +84,21 @@ class Intake:
         """
         misshapen = requests.misshapen(batch)
         size_bytes = 0 if misshapen else batch.nbytes
+        return self._put(metadata, batch, batch.num_rows, size_bytes, waited, misshapen)
+
+    def put_row(self, metadata: Header, payload: bytes, waited: bool = False) -> Header | None:
+        """The same for one message, whose columns stand in the metadata, in `row`."""
+        return self._put(metadata, payload, 1, len(payload), waited)
+
+    def _put(
+        self,
+        metadata: Header,
+        content: pa.RecordBatch | bytes,
+        rows: int,
+        size_bytes: int,
+        waited: bool,
+        misshapen: FastiError | None = None,
+    ) -> Header | None:
         with self._changed:
             while not self._ended and (
                 self._batches >= _BATCHES_MAX
@@ -92,7 +107,7 @@ class Intake:
                 self._changed.wait()
             if self._ended:
                 raise Closed("the stream has ended")
-            lone = waited and not self._batches and batch.num_rows <= _LONE_ROWS_MAX
+            lone = waited and not self._batches and rows <= _LONE_ROWS_MAX
             self._batches += 1
             self._bytes += size_bytes
         try:
@@ -100,7 +115,7 @@ class Intake:
                 raise self._refused
             if misshapen is not None:
                 raise misshapen
-            pending = _Pending(self._submit_counted(metadata, batch, lone), size_bytes)
+            pending = _Pending(self._submit_counted(metadata, content, rows, lone), size_bytes)
         except FastiError as error:
             # Tracebacks would keep the batch until the next full collection of garbage.
             error.__cause__ = error.__context__ = error.__traceback__ = None
@@ -116,20 +131,23 @@ class Intake:
         return None
 
     def _submit_counted(
-        self, metadata: Header, batch: pa.RecordBatch, lead: bool
+        self, metadata: Header, content: pa.RecordBatch | bytes, rows: int, lead: bool
     ) -> Future[list[Any]]:
         """Its rows count towards the caller's share of the inbox until they are answered."""
-        share, caller, rows = self._service.shares.inbox_rows, self.caller, batch.num_rows
+        share, caller = self._service.shares.inbox_rows, self.caller
         share.take(caller, rows)
         try:
-            answer = self._submit(metadata, batch, lead)
+            answer = self._submit(metadata, content, lead)
         except BaseException:
             share.give_back(caller, rows)
             raise
         answer.add_done_callback(lambda _: share.give_back(caller, rows))
         return answer
 
-    def _submit(self, metadata: Header, batch: pa.RecordBatch, lead: bool) -> Future[list[Any]]:
+    def _submit(
+        self, metadata: Header, content: pa.RecordBatch | bytes, lead: bool
+    ) -> Future[list[Any]]:
+        row = metadata.pop("row", None) if type(content) is bytes else None
         fields = requests.checked(
             metadata, sequence=0, on_conflict="reject", atomic=False, partition=None, stage=""
         )
@@ -137,20 +155,23 @@ class Intake:
             raise InvalidArgument("only a producer numbers its batches", field="sequence")
         if fields["stage"]:
             self._service.shares.stages.claim(self.caller, fields["stage"])
-        command = requests.produce(
-            batch,
-            self._shard.store.seed,
-            self._service.limits,
-            self._service.clock.now_us(),
-            topic=self._topic,
-            owner=self._owner,
-            producer=self._producer,
-            producer_sequence=fields["sequence"],
-            on_conflict=fields["on_conflict"],
-            atomic=fields["atomic"],
-            partition=requests.integer(fields, "partition"),
-            stage=fields["stage"],
-        )
+        given = {
+            "topic": self._topic,
+            "owner": self._owner,
+            "producer": self._producer,
+            "producer_sequence": fields["sequence"],
+            "on_conflict": fields["on_conflict"],
+            "atomic": fields["atomic"],
+            "partition": requests.integer(fields, "partition"),
+            "stage": fields["stage"],
+        }
+        seed, limits = self._shard.store.seed, self._service.limits
+        if type(content) is bytes:
+            if type(row) is not dict:
+                raise InvalidArgument("a payload needs its row's columns", field="row")
+            command = requests.produce_row(row, content, seed, limits, **given)
+        else:
+            command = requests.produce(content, seed, limits, self._service.clock.now_us(), **given)
         return self._service.submit(self._shard, [command], lead)
 
     def end_producer(self) -> None:

@@ -178,11 +178,7 @@ def produce(
     """A batch of new messages. `fields` are those of the command; `on_conflict` is a word."""
     check_columns(batch.schema, PRODUCE_TYPES, "payload")
     check_contents(batch)
-    fields["on_conflict"] = _conflict(fields.get("on_conflict") or "reject")
-    for name in ("producer", "stage"):
-        if len(fields.get(name, "").encode()) > limits.name_bytes_max:
-            limit = limits.name_bytes_max
-            raise InvalidArgument(f"{name} has more than {limit} bytes", field=name, limit=limit)
+    _check_produce(fields, limits)
     used = _used_columns(batch)
     rows = _rows(batch.column("payload"), used, limits)
     return co.Produce(
@@ -192,6 +188,85 @@ def produce(
         priorities=_priorities(used),
         expires=_expires(used),
         **fields,
+    )
+
+
+def _check_produce(fields: Header, limits: Limits) -> None:
+    fields["on_conflict"] = _conflict(fields.get("on_conflict") or "reject")
+    for name in ("producer", "stage"):
+        if len(fields.get(name, "").encode()) > limits.name_bytes_max:
+            limit = limits.name_bytes_max
+            raise InvalidArgument(f"{name} has more than {limit} bytes", field=name, limit=limit)
+
+
+def produce_row(
+    row: Header, payload: bytes, seed: Seed, limits: Limits, **fields: Any
+) -> co.Produce:
+    """One new message, whose columns stand in a header. `fields` as for `produce`."""
+    _check_produce(fields, limits)
+    texts: dict[str, str] = {}
+    numbers: dict[str, int] = {}
+    for name, value in row.items():
+        if name in _ROW_TEXTS:
+            _check_type(name, value, str)
+            texts[name] = value
+        elif name in _ROW_NUMBERS:
+            _check_type(name, value, int)
+            numbers[name] = value
+        else:
+            known = ", ".join((*_ROW_TEXTS, *_ROW_NUMBERS))
+            raise InvalidArgument(f"{name!r} is not one of {known}", field=name)
+    if "subject" in texts:
+        check_subjects(pa.array([texts["subject"]], pa.string()))
+    rows = Rows.single(payload, limits, **texts)
+    due_us, delay_us = numbers.get("due_us"), numbers.get("delay_us")
+    if due_us is not None and delay_us is not None:
+        raise InvalidArgument("a row can have due_us or delay_us, not both", field="due_us")
+    return co.Produce(
+        rows=rows,
+        when=co.When(due_us, delay_us),
+        keys=rows.keys(seed),
+        priorities=_row_priority(numbers.get("priority")),
+        expires=_row_expiry(numbers.get("expires_us"), numbers.get("expires_after_us")),
+        **fields,
+    )
+
+
+_ROW_TEXTS = ("key", "content_type", "subject")
+_ROW_NUMBERS = ("due_us", "delay_us", "priority", "expires_us", "expires_after_us")
+
+
+def _row_priority(priority: int | None) -> NDArray[np.uint16] | None:
+    if priority is None:
+        return None
+    if not 0 <= priority <= PRIORITY_MAX:
+        raise _bad_priority()
+    return np.array([priority], dtype=np.uint16)
+
+
+def _row_expiry(at_us: int | None, after_us: int | None) -> co.Expires | None:
+    if at_us is None and after_us is None:
+        return None
+    for name, value in (("expires_us", at_us), ("expires_after_us", after_us)):
+        if value is not None and value < 1:
+            raise InvalidArgument(f"{name} must be at least 1", field=name, limit=1)
+    if at_us is not None and after_us is not None:
+        raise _two_expiries()
+    return co.Expires(
+        None if at_us is None else np.array([at_us], dtype=np.int64),
+        None if after_us is None else np.array([after_us], dtype=np.int64),
+    )
+
+
+def _two_expiries() -> InvalidArgument:
+    return InvalidArgument(
+        "a row can have expires_us or expires_after_us, not both", field="expires_us"
+    )
+
+
+def _bad_priority() -> InvalidArgument:
+    return InvalidArgument(
+        f"a priority must be 0 to {PRIORITY_MAX}", field="priority", limit=PRIORITY_MAX
     )
 
 
@@ -218,9 +293,7 @@ def _expires(used: Columns) -> co.Expires | None:
         return None
     if at is not None and after is not None:
         if pc.any(pc.and_(at.is_valid(), after.is_valid())).as_py():
-            raise InvalidArgument(
-                "a row can have expires_us or expires_after_us, not both", field="expires_us"
-            )
+            raise _two_expiries()
     return co.Expires(
         None if at is None else filled(at, 0), None if after is None else filled(after, 0)
     )
@@ -233,9 +306,7 @@ def _priorities(used: Columns) -> NDArray[np.uint16] | None:
         return None
     values = filled(column, 0)
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) <= PRIORITY_MAX:
-        raise InvalidArgument(
-            f"a priority must be 0 to {PRIORITY_MAX}", field="priority", limit=PRIORITY_MAX
-        )
+        raise _bad_priority()
     return values.astype(np.uint16)
 
 

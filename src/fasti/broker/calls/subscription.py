@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
@@ -28,6 +29,7 @@ from fasti.errors import Closed, FastiError, Fenced, InvalidArgument, OutcomeUnk
 from fasti.protocol import outcomes
 from fasti.protocol.problems import error_to_json
 from fasti.protocol.schemas import CONTENT_NAMES, LEASED
+from fasti.storage.stored_rows import SmallFrame
 
 if TYPE_CHECKING:
     from fasti.broker.committer import Commit
@@ -39,7 +41,8 @@ _REQUESTS_MAX = 1024
 CREDIT_MAX = 1 << 20
 
 Header = dict[str, Any]
-Written = tuple[Header, pa.RecordBatch | None]
+# A header alone, with a batch, or with the payload of the one message in it.
+Written = tuple[Header, pa.RecordBatch | bytes | None]
 
 
 @dataclass(slots=True)
@@ -72,11 +75,13 @@ class Subscription:
 
     def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
         named: Header = {"topic": str, "consumer": str, "group": "", "life": "", "attempt": 0}
-        fields = requests.checked(descriptor, **named)
+        fields = requests.checked(descriptor, **named, rows=False)
         self._service, self.caller = service, caller
         self._topic: str = fields["topic"]
         self._consumer: str = fields["consumer"]
         self._group: str = fields["group"]
+        # It takes a message that comes alone without a batch around it.
+        self._takes_rows: bool = fields["rows"]
         self.lease_us = service.require_topic(self._topic).lease_us
         self._shard = service.placement.shard_of(self._topic)
         self._engine = self._shard.engine
@@ -339,8 +344,13 @@ class Subscription:
 
     def _delivery(self, leased: Deliver, commit: Commit | None = None) -> Written | None:
         """Messages with their payloads, once they are durable; None if they never will be."""
+        count = len(leased.ids)
         if commit is not None:
-            self._credit.leased(len(leased.ids))
+            self._credit.leased(count)
+            if count == 1 and self._takes_rows:
+                alone = self._session.find_alone(leased)
+                if alone is not None:
+                    return self._delivery_of_one(leased, commit, alone)
         try:
             delivery = self._session.join(leased)
         except MOVED as error:
@@ -355,13 +365,44 @@ class Subscription:
             return None
         if not len(leased.ids):
             return None  # None of them can be read, or all have ended.
+        return self._leased_header(leased, ready_us), batch
+
+    def _delivery_of_one(
+        self, leased: Deliver, commit: Commit, alone: SmallFrame
+    ) -> Written | None:
+        """A message that came alone a short while ago, as its values: they need no gathering."""
+        values = alone.values
+        assert values is not None
+        reasons, priority, expires_us = leased.reasons, leased.priority, leased.expires_us
+        row: Header = {
+            "id": int(leased.ids[0]),
+            "due_us": int(leased.due_us[0]),
+            "version": int(leased.version[0]),
+            "attempts": int(leased.attempts[0]),
+            "priority": 0 if priority is None else int(priority[0]),
+            "last_reason": None if reasons is None else reasons[0],
+            "expires_us": None if expires_us is None else int(expires_us[0]) or None,
+            "created_us": alone.at_us,
+        }
+        for name, value in values.items():
+            if name != "payload":
+                row[name] = value.decode()
+        ready_us = np.array([max(row["due_us"], alone.at_us)])
+        if not commit.wait():
+            return None
+        header = self._leased_header(leased, ready_us)
+        header["row"] = row
+        return header, values["payload"]
+
+    def _leased_header(self, leased: Deliver, ready_us: NDArray[np.int64]) -> Header:
+        """Of messages that leave now."""
         self.hearing.wrote(leased.token)
         self._note_delivered(leased, ready_us)
         self._service.metrics.delivered(self._topic, len(leased.ids))
         header: Header = {"kind": "leased", "token": leased.token, "leased_us": leased.leased_us}
         if leased.priority is not None:
             header["ranked"] = True
-        return self._stamped(header), batch
+        return self._stamped(header)
 
     def _note_delivered(self, leased: Deliver, ready_us: Any) -> None:
         if leased.group:

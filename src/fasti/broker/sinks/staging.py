@@ -62,16 +62,20 @@ class StageIntake(Intake):
             # Made when it is needed; there already is as good.
             service.command(co.CreateTopic(PARCELS, TopicSettings()))
 
-    def _submit(self, metadata: Header, batch: pa.RecordBatch, lead: bool) -> Future[list[Any]]:
+    def _submit(
+        self, metadata: Header, content: pa.RecordBatch | bytes, lead: bool
+    ) -> Future[list[Any]]:
+        if isinstance(content, bytes):
+            raise InvalidArgument("rows are staged in batches", field="row")
         offset = requests.checked(metadata, offset=int)["offset"]
         if offset < 0:
             raise InvalidArgument("offset must be 0 or more", field="offset", limit=0)
-        command = rows.staged(self._service, self._meant, batch)
+        command = rows.staged(self._service, self._meant, content)
         command.stage = self.stage
         place = (self._sink, self._batch, self._meant.operation, self._meant.topic)
         command.staging = co.Staging(*place, offset)
         # What a topic with bindings says to being staged into is said by the engine.
-        self._counts.append(offset + batch.num_rows)
+        self._counts.append(offset + content.num_rows)
         return self._shard.submit([command], lead=lead)
 
     def _receipt(self, reply: Reply) -> Header:

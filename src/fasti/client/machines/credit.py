@@ -174,7 +174,7 @@ class Credit:
         if not self.window.adapts or not began_us:
             return
         came_us = max(int(run.turn_us[row]), run.came_us)
-        row_bytes = run.batch.nbytes // run.batch.num_rows
+        row_bytes = run.row_bytes
         worked_us = now_us - began_us
         # From one to the next, without the time for which they waited for a reply to those before; of
         # those that were taken together, their part of the work.

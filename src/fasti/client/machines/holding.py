@@ -326,11 +326,14 @@ class Custody:
         self.unfinished = 0
 
     def decode(
-        self, session: RunSession, header: Header, batch: pa.RecordBatch, lease_us: int
+        self, session: RunSession, header: Header, content: pa.RecordBatch | bytes, lease_us: int
     ) -> Run:
-        """The messages of a `leased` batch. For the thread that reads them, in no step of the machine."""
+        """The messages of a `leased` batch, or the one whose payload it is. For the thread that reads
+        them, in no step of the machine.
+        """
         ranked = bool(header.get("ranked"))
-        run = Run(session, int(header["token"]), batch, ranked, self._after_us if ranked else 0)
+        order = (ranked, self._after_us if ranked else 0)
+        run = Run(session, int(header["token"]), content, *order, header.get("row"))
         run.came_us = int(header["now_us"])
         if ranked:
             self._after_us = max(self._after_us, run.last_due_us())

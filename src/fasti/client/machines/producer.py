@@ -87,6 +87,14 @@ class Parcel:
             self.payloads, self.columns = [], {}
         return self.batch
 
+    def row(self) -> tuple[dict[str, Any], bytes] | None:
+        """The columns and the payload of one message by itself, which needs no batch; else None."""
+        if self.batch is not None or len(self.payloads) != 1 or "headers" in self.columns:
+            return None
+        self.rows = 1
+        columns = {name: values[0] for name, values in self.columns.items()}
+        return columns, self.payloads[0]
+
     @property
     def names(self) -> list[str]:
         """Which columns it has, about: of one that is being filled, those so far."""

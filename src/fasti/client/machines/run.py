@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fasti.protocol.schemas import LEASED
+
 if TYPE_CHECKING:
     from fasti.client.durations import Duration
     from fasti.client.machines.returns import Gathering, Return
@@ -68,17 +70,20 @@ class Run:
 
     That is by due time, but for a batch of a priority topic (`ranked`), whose order is the broker's
     and which follows on those before it: no row has its turn before `after_us`.
+
+    A message that came alone needs no batch: then `content` is its payload, and `row` has the rest.
     """
 
     __slots__ = (
+        "_batch",
         "_data",
         "_dues",
         "_ids",
         "_lists",
         "_offsets",
+        "_row",
         "_turns",
         "acks",
-        "batch",
         "came_us",
         "due_us",
         "ends",
@@ -105,28 +110,28 @@ class Run:
         self,
         session: RunSession,
         token: int,
-        batch: pa.RecordBatch,
+        content: pa.RecordBatch | bytes,
         ranked: bool = False,
         after_us: int = 0,
+        row: dict[str, Any] | None = None,
     ) -> None:
-        due_us = batch.column("due_us").to_numpy(zero_copy_only=False)
-        if not ranked and len(due_us) > 1 and (due_us[1:] < due_us[:-1]).any():
-            order = np.argsort(due_us, kind="stable")
-            batch = batch.take(pa.array(order))
-            due_us = due_us[order]
+        self._lists: dict[str, list[Any]] = {}
+        self._data: bytes | None = None
+        self._offsets: list[int] = []
+        if type(content) is bytes:
+            assert row is not None
+            due_us = self._take_row(row, content)
+        else:
+            due_us = self._take_batch(content, ranked)
         self.session = session
         self.topic = session.topic
         self.token = token
         # After a reconnection: the new token of each row that has one.
         self.tokens: dict[int, int] | None = None
-        self.batch = batch
-        self.ids: Int64s = batch.column("id").to_numpy(zero_copy_only=False)
         self.due_us: Int64s = due_us
         # From when on each row may be handed over, in this order.
         self.ranked = ranked
         self.turn_us = np.maximum.accumulate(np.maximum(due_us, after_us)) if ranked else due_us
-        # By when each must be begun, 0: no matter; None, as nearly always, if it is none's.
-        self.ends = _ends(batch)
         # How many came before it; set when it is held.
         self.serial = 0
         self.rows = self.left = len(due_us)
@@ -145,9 +150,44 @@ class Run:
         self._ids: list[int] | None = None
         self._dues: list[int] | None = None
         self._turns: list[int] | None = None
-        self._lists: dict[str, list[Any]] = {}
-        self._data: bytes | None = None
-        self._offsets: list[int] = []
+
+    def _take_batch(self, batch: pa.RecordBatch, ranked: bool) -> Int64s:
+        """The due times of its rows, in the order of the run."""
+        due_us: Int64s = batch.column("due_us").to_numpy(zero_copy_only=False)
+        if not ranked and len(due_us) > 1 and (due_us[1:] < due_us[:-1]).any():
+            order = np.argsort(due_us, kind="stable")
+            batch = batch.take(pa.array(order))
+            due_us = due_us[order]
+        self._batch: pa.RecordBatch | None = batch
+        self._row: dict[str, Any] | None = None
+        self.ids: Int64s = batch.column("id").to_numpy(zero_copy_only=False)
+        # By when each must be begun, 0: no matter; None, as nearly always, if it is none's.
+        self.ends = _ends(batch)
+        return due_us
+
+    def _take_row(self, row: dict[str, Any], payload: bytes) -> Int64s:
+        """The due time of the one message."""
+        self._batch, self._row = None, row
+        self._data, self._offsets = payload, [0, len(payload)]
+        self.ids = np.array([row["id"]], dtype=np.int64)
+        ends = row.get("expires_us")
+        self.ends = [ends] if ends else None
+        return np.array([row["due_us"]], dtype=np.int64)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """Its rows in Arrow's columns."""
+        if self._batch is None:
+            row = {**(self._row or {}), "payload": self._data}
+            self._batch = pa.RecordBatch.from_pylist([row], schema=LEASED)
+        return self._batch
+
+    @property
+    def row_bytes(self) -> int:
+        """How large its rows are, about."""
+        if self._batch is None:
+            return self._offsets[1]
+        return int(self._batch.nbytes // self._batch.num_rows)
 
     def id_list(self) -> list[int]:
         """The ids as Python numbers."""
@@ -178,6 +218,8 @@ class Run:
 
     def value(self, name: str, row: int) -> Any:
         """A value of a column."""
+        if self._row is not None:
+            return self._row.get(name)
         values = self._lists.get(name)
         if values is None:
             values = self._lists[name] = self.batch.column(name).to_pylist()
@@ -185,9 +227,9 @@ class Run:
 
     def key(self, row: int) -> str | None:
         """The application's name for a message, if it has one."""
-        if "key" not in self.batch.schema.names:
+        if self._row is None and "key" not in self.batch.schema.names:
             return None
-        key: str | None = self.batch.column("key")[row].as_py()
+        key: str | None = self.value("key", row)
         return key
 
     def payload(self, row: int) -> bytes:

@@ -30,7 +30,7 @@ class Bury(WithPayloads):
 def bury(work: Work, command: Bury) -> Reply:
     """Decides it: the ids of the dead. Never refuses half of its rows."""
     topic = work.topic(command.topic)
-    if "key" in command.rows.batch.schema.names:
+    if "key" in command.rows.names:
         raise InvalidArgument("a message that is born dead has no key", field="key")
     limit = work.limits.reason_bytes_max
     if len(command.reason.encode()) > limit:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from fasti.broker.calls import requests
+from fasti.core import commands as co
 from fasti.errors import InvalidArgument
 from fasti.model import Limits, OnConflict, TopicSettings
 
@@ -127,3 +128,59 @@ def test_settings_are_taken_by_name_over_those_there_are() -> None:
     assert refusal(lambda: requests.settings({"retry": {"what": 1}}, found)) == "what"
     assert refusal(lambda: requests.settings({"retry": {"base_us": 1.5}}, found)) == "base_us"
     assert refusal(lambda: requests.settings({"retry": 3}, found)) == "retry"
+
+
+# A message that comes alone
+
+
+def one(row: dict[str, Any], payload: bytes = b"x") -> co.Produce:
+    return requests.produce_row(row, payload, SEED, Limits(), topic="t")
+
+
+def test_a_row_says_what_a_batch_of_one_row_says() -> None:
+    now_us = 1_000
+    row = {"due_us": 7, "key": "k", "content_type": "text/plain", "expires_after_us": 9}
+    columns = {
+        "payload": pa.array([b"x"], pa.binary()),
+        "due_us": pa.array([7], pa.int64()),
+        "key": pa.array(["k"]),
+        "content_type": pa.array(["text/plain"]),
+        "expires_after_us": pa.array([9], pa.int64()),
+    }
+    alone = one(row)
+    batch = requests.produce(pa.record_batch(columns), SEED, Limits(), now_us, topic="t")
+    assert alone.rows.batch.equals(batch.rows.batch)
+    assert alone.when.due_us == 7
+    assert alone.expires is not None
+    assert alone.expires.after_us is not None
+    assert alone.expires.after_us.tolist() == [9]
+    assert alone.on_conflict == batch.on_conflict
+    assert one({"delay_us": 4}).when.delay_us == 4
+    assert one({}).when == co.When()
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"due_us": 1, "delay_us": 1}, "due_us"),
+        ({"due_us": True}, "due_us"),
+        ({"due_us": "1"}, "due_us"),
+        ({"due_us": 1 << 70}, "due_us"),
+        ({"key": 7}, "key"),
+        ({"key": ""}, "key"),
+        ({"key": "\ud800"}, "key"),
+        ({"key": None}, "key"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 1 << 16}, "priority"),
+        ({"expires_us": 0}, "expires_us"),
+        ({"expires_us": 1, "expires_after_us": 1}, "expires_us"),
+        ({"subject": "a..b"}, "subject"),
+        ({"headers": {"a": "b"}}, "headers"),
+        ({"payload": "x"}, "payload"),
+        ({"id": 1}, "id"),
+    ],
+)
+def test_a_row_that_is_none(row: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        one(row)
+    assert caught.value.details["field"] == field
