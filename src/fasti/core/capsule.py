@@ -232,9 +232,8 @@ def _numbers(receipt: Receipt) -> list[int]:
 def _restore_producers(state: ShardState, described: list[Any], columns: dict[str, Any]) -> None:
     made = _receipts([numbers for each in described for numbers in each[3]], columns)
     for name, last_sequence, known_until_us, own, seen_us in described:
-        producer = Producer(last_sequence, known_until_us, seen_us)
-        producer.receipts += islice(made, len(own))
-        state.producers.set(name, producer)
+        receipts = [*islice(made, len(own))]
+        state.producers.set(name, Producer(last_sequence, known_until_us, seen_us, receipts))
 
 
 def _receipts(numbers: list[list[int]], columns: dict[str, Any]) -> Iterator[Receipt]:

@@ -68,6 +68,8 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.DEAD, Verb.PURGE): State.NONE,
 }
 
+# From which state to which, by the number of the state.
+_EDGES = {(int(source), verb): (source, to) for (source, verb), to in TRANSITIONS.items()}
 _ILLEGAL = 255
 _NEXT = np.full((len(Verb), 8), _ILLEGAL, dtype=np.uint8)
 for (_state, _verb), _next_state in TRANSITIONS.items():
@@ -87,12 +89,11 @@ def advance(states: NDArray[np.uint8], verb: Verb) -> NDArray[np.uint8]:
 def advance_all(states: NDArray[np.uint8], verb: Verb) -> tuple[State, State]:
     """From which state to which, for rows that are all in one: the rows of an event are."""
     code = int(states[0])
-    source = State(code)
-    target = TRANSITIONS.get((source, verb))
-    if target is None or not every(states == code):
+    edge = _EDGES.get((code, verb))
+    if edge is None or (len(states) > 1 and not every(states == code)):
         advance(states, verb)
         raise IllegalTransition("the rows of one event are not all in one state")
-    return source, target
+    return edge
 
 
 def draw() -> str:

@@ -56,8 +56,7 @@ class Receipt:
     def of(cls, sequence: int, status: NDArray[np.uint8], ids: Int64s, versions: Int64s) -> Receipt:
         """A receipt of these rows."""
         rows = len(ids)
-        breaks = _breaks(status, ids, versions)
-        if not some(breaks):
+        if rows == 1 or not some(breaks := _breaks(status, ids, versions)):
             values = int(status[0]), 1, int(ids[0]), int(versions[0])
             return cls(sequence, rows, _ONE_RUN.pack(rows, *values))
         runs = _runs(breaks, status, ids, versions)
@@ -133,7 +132,7 @@ _FORGOTTEN_PER_CALL = 4
 
 @dataclass(slots=True)
 class Producer:
-    """One producer's last batches, the newest last."""
+    """One producer's last batches, the newest last. It is replaced, and never changed."""
 
     last_sequence: int = 0
     # A setting of the topic it last sent to. Other topics may have others: without one moment
@@ -142,6 +141,12 @@ class Producer:
     # When it sent its last batch.
     seen_us: int = 0
     receipts: list[Receipt] = field(default_factory=list)
+    # What it takes beside its name, about: asked for twice at every batch.
+    size_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        packed = sum([len(receipt.runs) + len(receipt.order) for receipt in self.receipts])
+        self.size_bytes = PRODUCER_BYTES + len(self.receipts) * _RECEIPT_BYTES + packed
 
     def find(self, sequence: int) -> Receipt | None:
         """The receipt of a batch, if it is kept."""
@@ -157,13 +162,6 @@ class Producer:
         earlier = self.receipts[1 - RECEIPTS_KEPT :] if receipt.sequence > 1 else []
         receipts = [*earlier, receipt]
         return Producer(receipt.sequence, known_until_us, seen_us, receipts)
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes beside its name, about."""
-        # At every batch, so without a call for each receipt.
-        packed = sum([len(receipt.runs) + len(receipt.order) for receipt in self.receipts])
-        return PRODUCER_BYTES + len(self.receipts) * _RECEIPT_BYTES + packed
 
 
 class Producers:

@@ -164,7 +164,7 @@ class Work:
         if when.due_us is not None and when.delay_us is not None:
             raise InvalidArgument("either due or delay, not both", field="due")
         if when.due_us is None and when.delay_us is None:
-            return np.full(count, self.now_us, dtype=np.int64)
+            return np.array([self.now_us] * count) if count < 4 else np.full(count, self.now_us)
         if when.due_us is not None:
             due = column(when.due_us, count, "due")
             _check_range(due, "due", DUE_MAX_US)

@@ -279,7 +279,7 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(
     # An operator reads which format it has, which are readable, and what to do.
     assert "has format 99, which another version of Fasti wrote" in caught.value.message
     assert "use the version that wrote it" in caught.value.message
-    assert f"reads up to {getattr(module, name)}" in caught.value.message
+    assert f"reads up to {getattr(module, names[0])}" in caught.value.message
     blocks_before = {n: c for n, c in before.items() if n.startswith("blocks/")}
     assert {n: c for n, c in content(files).items() if n.startswith("blocks/")} == blocks_before
 

@@ -129,6 +129,9 @@ class Calendar:
         if not len(due):
             return
         self.entries += len(due)
+        if len(due) == 1:
+            self._insert_one(sequences, int(due[0]))
+            return
         high = int(due.max())
         for level in range(len(SHIFTS) - 1, 0, -1):
             mine = self.cursor_us >> SHIFTS[level]
@@ -144,6 +147,17 @@ class Calendar:
             sequences, due = sequences[near], due[near]
             high = int(due.max())
         self._spread(0, due >> SHIFTS[0], sequences)
+
+    def _insert_one(self, sequences: Int64s, due_us: int) -> None:
+        """Adds one entry: most messages come alone, and numpy takes ten times as long for one."""
+        level = len(SHIFTS) - 1
+        while level and due_us >> SHIFTS[level] == self.cursor_us >> SHIFTS[level]:
+            level -= 1
+        number = due_us >> SHIFTS[level]
+        piece = self._levels[level].get(number)
+        if piece is None:
+            piece = self._levels[level][number] = _Slice()
+        piece.append(sequences, self.generation)
 
     def pull(self, to_us: int, resolve: Resolve) -> tuple[tuple[Int64s, Int64s], bool]:
         """Moves on towards `to_us`: (sequences, due) that left, and whether there is more to do.

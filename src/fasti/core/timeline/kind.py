@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from fasti.core.engine import Engine
 
 
+# The column has 16 bits; who tries as often as this is not counted further.
+_ATTEMPTS_MAX = 65_534
+
+
 class TimelineKind(Kind):
     """Everything that can be asked of a timeline."""
 
@@ -225,13 +229,20 @@ class Applying:
         held = leases.open(event.sequence, *place, *terms, reasons)
         settings = self._state.topics[event.topic].settings
         start: Int64s | int = self._state.tick
-        if settings.lookahead_us:
-            # The lease of a message that is sent ahead of its time runs from its due time.
-            ahead = partition.arena.due.take(slots, mode="clip") - event.at_us
-            start = self._state.tick + np.maximum(ahead, 0)
+        arena = partition.arena
+        attempts: NDArray[np.uint16] | int
+        # The lease of a message that is sent ahead of its time runs from its due time.
+        if len(slots) == 1:
+            slot = int(slots[0])
+            if settings.lookahead_us:
+                start += max(0, int(arena.due[slot]) - event.at_us)
+            attempts = min(int(arena.attempts[slot]), _ATTEMPTS_MAX) + 1
+        else:
+            if settings.lookahead_us:
+                start = start + np.maximum(arena.due.take(slots, mode="clip") - event.at_us, 0)
+            attempts = np.minimum(arena.attempts.take(slots, mode="clip"), _ATTEMPTS_MAX) + 1
         leases.arm(held, start + event.length_us, start + settings.hold_us)
-        attempts = partition.arena.attempts.take(slots, mode="clip")
-        partition.turn(slots, Verb.LEASE, lease=held, attempts=np.minimum(attempts, 65_534) + 1)
+        partition.turn(slots, Verb.LEASE, lease=held, attempts=attempts)
 
     def _resumed(self, event: ev.Resumed, _: int) -> None:
         held = self._held(self._state.partition(event), event.sequence)

@@ -44,6 +44,8 @@ NOBODY = np.zeros(0, dtype=np.int64)
 _STALE_MIN = 65_536
 # What begins anew has no moment any more, and what is dead has that of its death.
 _FORGETS_EXPIRY = (Verb.REPLACE, Verb.REDRIVE, Verb.REJECT, Verb.EXHAUST, Verb.LAPSE)
+# For one row: Python's numbers are quicker than numpy's.
+_STATE, _NEAR = int(STATE_MASK), int(NEAR)
 # A sequence that no message will ever have.
 _NOBODY = SEQUENCE_MASK
 _LIVE = np.zeros(8, dtype=np.bool_)
@@ -84,7 +86,10 @@ class TimeIndex:
         """Rows that had these flags are scheduled no more. Their entries stay, and are stale."""
         due = self.arena.due.take(slots, mode="clip")
         self.histogram.remove(due)
-        self.near -= int(np.count_nonzero(flags & NEAR))
+        if len(flags) == 1:
+            self.near -= int(flags[0]) >> 6 & 1
+        else:
+            self.near -= int(np.count_nonzero(flags & NEAR))
         self._memory.undo.note(lambda: self.histogram.add(due))
 
     def count_scheduled(self, due: Int64s) -> None:
@@ -142,11 +147,18 @@ class TimeIndex:
         if not len(sequences):
             return
         slots = self._line_up(sequences, due)
+        self.arena.before_write(slots)
+        if len(slots) == 1:
+            slot = int(slots[0])
+            flag = int(self.arena.flags[slot])
+            if not flag & _NEAR:
+                self.arena.flags[slot] = flag | _NEAR
+                self.near += 1
+            return
         flags = self.arena.flags.take(slots, mode="clip")
         new = flags & NEAR == 0
         if not every(new):
             slots, flags = slots[new], flags[new]
-        self.arena.before_write(slots)
         self.arena.flags[slots] = flags | NEAR
         self.near += len(slots)
 
@@ -183,7 +195,11 @@ class TimeIndex:
                 break
             last = len(sequences) < count
             slots = self.ledger.slots(sequences)
-            good = self.is_scheduled(slots) & holds(slots, values)
+            good = holds(slots, values)
+            if len(slots) > 1:
+                good &= self.is_scheduled(slots)
+            elif int(self.arena.flags[slots[0]]) & _STATE != State.SCHEDULED:
+                good[0] = False
             if self.expiries is not None:
                 # Its time is over, and it dies as soon as its turn comes.
                 good &= ~self.expiries.is_over(slots, self.now_us)
@@ -288,10 +304,15 @@ class TimeIndex:
             entries += self.expiries.entries * 8
         return entries + self.histogram.size_bytes
 
+    def is_stale(self, counts: Int64s) -> bool:
+        """Whether entries outnumber the rows so far that they should be swept."""
+        entries = self._line_entries() + self.calendar.entries
+        return entries > _STALE_MIN and entries > 2 * int(counts[State.SCHEDULED]) + _STALE_MIN
+
     def sweep(self, counts: Int64s) -> bool:
         """Drops stale entries where they outnumber the rows, a bounded piece; True if it did."""
-        near = self._line_entries()
-        if near + self.calendar.entries > 2 * int(counts[State.SCHEDULED]) + _STALE_MIN:
+        if self.is_stale(counts):
+            near = self._line_entries()
             if near > 2 * self.near + _STALE_MIN // 2:
                 sequences, due = self.resolve(distinct(self._drain_line()))
                 # Not "due before the cursor": of a slice that leaves the calendar in pieces, some
@@ -302,13 +323,21 @@ class TimeIndex:
             else:
                 self.calendar.sweep(self.resolve)
             return True
-        if self.expiries is None:
-            return False
-        live = int(counts[State.SCHEDULED] + counts[State.LEASED])
-        if self.expiries.entries <= 2 * live + _STALE_MIN:
+        if self.expiries is None or not self._expiries_are_stale(self.expiries, counts):
             return False
         self.expiries.sweep()
         return True
+
+    def is_untidy(self, counts: Int64s) -> bool:
+        """Whether `sweep` has something to do."""
+        if self.is_stale(counts):
+            return True
+        return self.expiries is not None and self._expiries_are_stale(self.expiries, counts)
+
+    @staticmethod
+    def _expiries_are_stale(expiries: Expiries, counts: Int64s) -> bool:
+        live = int(counts[State.SCHEDULED] + counts[State.LEASED])
+        return expiries.entries > 2 * live + _STALE_MIN
 
     def _line_entries(self) -> int:
         return self.ready.entries
@@ -423,7 +452,8 @@ class Partition:
         source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
         if source == State.SCHEDULED:
             self.times.unschedule(slots, flags)
-            self._memory.untidy.add(self)
+            if self.times.is_untidy(self.counts):
+                self._memory.untidy.add(self)
         became: Any = int(target) | int(CHANGED)
         if self.times.expiries is not None and verb not in _FORGETS_EXPIRY:
             became |= flags & EXPIRES

@@ -18,7 +18,6 @@ from fasti.core.commands import EndProducer, Expires, Produce, Staging
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced
 from fasti.core.producers import PRODUCER_BYTES, Producer
 from fasti.core.replies import Done, Reply, blank
-from fasti.core.rows.location import ROWS_MAX
 from fasti.core.sinks.deciding import check_room
 from fasti.core.sinks.events import SinkStageOpened
 from fasti.core.state import Topic
@@ -284,8 +283,11 @@ class _Part:
     ) -> None:
         partition = self.topic.partitions[number]
         sequence = partition.ledger.next_sequence
-        ids = np.arange(sequence, sequence + len(rows)) | number << SEQUENCE_BITS
-        self.reply.ids[self.begin + rows] = ids
+        if len(rows) == 1:
+            self.reply.ids[self.begin + int(rows[0])] = sequence | number << SEQUENCE_BITS
+        else:
+            ids = np.arange(sequence, sequence + len(rows)) | number << SEQUENCE_BITS
+            self.reply.ids[self.begin + rows] = ids
         owner, stage = self.command.owner, self.command.stage
         place = (self.work.now_us, self.topic.number, number, sequence, owner, stage)
         columns = (self.due[rows], rows.astype(np.int64), hashes, new_keys)
@@ -417,8 +419,8 @@ def check_expires(topic: Topic) -> None:
 
 def check_rows(command: Produce) -> None:
     """A command's columns fit its rows."""
-    if command.keys is not None and len(command.keys) != len(command.rows):
+    count = len(command.rows)
+    if command.keys is not None and len(command.keys) != count:
         raise InvalidArgument("keys and payloads differ in number", field="key")
-    if not len(command.rows):
+    if not count:
         raise InvalidArgument("a batch has at least one row", field="payload")
-    assert all(len(piece) <= ROWS_MAX for piece in command.rows.split())

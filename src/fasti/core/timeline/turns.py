@@ -271,7 +271,7 @@ def _deliver(
             session,
             topic.name,
             token,
-            sequences | partition.number << SEQUENCE_BITS,
+            sequences | partition.number << SEQUENCE_BITS if partition.number else sequences,
             due,
             arena.version.take(slots, mode="clip"),
             arena.attempts.take(slots, mode="clip"),
