@@ -73,6 +73,43 @@ def test_what_is_not_kept_leaves_with_the_next_rebuild_and_gives_memory_back():
     assert (index.find(mix(numbers)) == numbers).all()
 
 
+def test_what_a_rebuild_has_not_moved_yet_is_changed_where_it_is():
+    index = HashIndex(keep_all)
+    numbers = np.arange(1, 200_001)
+    begin = 0
+    while not (index.is_rebuilding and index._old.buckets > 8192):
+        index.put(mix(numbers[begin : begin + 2000]), numbers[begin : begin + 2000], new=True)
+        begin += 2000
+    numbers = numbers[:begin]
+    # One entry for each key, in one table or the other, however often it is put meanwhile.
+    for turn in (1, 2, 3):
+        for some in np.split(numbers, 40):
+            index.put(mix(some[::7]), some[::7] + turn * 1_000_000)
+        expected = np.where(
+            (numbers - 1) % (begin // 40) % 7 == 0, numbers + turn * 1_000_000, numbers
+        )
+        assert (index.find(mix(numbers)) == expected).all()
+    while index.tidy():
+        pass
+    assert (index.find(mix(numbers)) == expected).all()
+    assert index._table.used == len(numbers)
+
+
+def test_many_keys_of_one_bucket_take_its_slots_and_the_next_ones():
+    index = HashIndex(keep_all, wide=True, expected=1000)
+    buckets = index._table.buckets
+    # The highest bits decide: all of these begin in the last bucket, and go on in the first.
+    keys = np.uint64(2**64 - 1) - np.arange(30, dtype=np.uint64)
+    tails = np.arange(30, dtype=np.uint64)
+    assert set(index._table.home(keys).tolist()) == {buckets - 1}
+    index.put(keys[:13], np.arange(1, 14), tails[:13], new=True)
+    index.put(keys, np.arange(101, 131), tails)
+    assert index.find(keys, tails).tolist() == list(range(101, 131))
+    same_first_half = np.full(5, 77, dtype=np.uint64)
+    index.put(same_first_half, np.arange(201, 206), tails[:5], new=True)
+    assert index.find(same_first_half, tails[:5]).tolist() == list(range(201, 206))
+
+
 @pytest.mark.parametrize("count", [1, 8, 9, 5000])
 def test_a_whole_batch_into_an_empty_index(count):
     index = HashIndex(keep_all)
