@@ -40,11 +40,15 @@ def hash_keys(keys: pa.Array, seed: tuple[int, int]) -> UInt64s:
     first = np.uint64(seed[0]) ^ (lengths.astype(np.uint64) * _M1)
     second = np.uint64(seed[1]) + (lengths.astype(np.uint64) * _M2)
     words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
-    counts = (lengths + 7) >> 3
+    counts, starts = (lengths + 7) >> 3, offsets[:-1]
+    # Keys of one kind are mostly of one length: up to the shortest one's end, no row is picked out.
+    shortest = int(lengths.min()) if len(lengths) else 0
     for position in range(int(counts.max(initial=0))):
-        rows = np.flatnonzero(counts > position)
-        start = offsets[rows] + position * 8
-        word = words[start] & _tail_mask(lengths[rows] - position * 8)
+        some = shortest <= position * 8
+        rows: slice | NDArray[np.intp] = np.flatnonzero(counts > position) if some else slice(None)
+        word: UInt64s = words[starts[rows] + position * 8]
+        if shortest < position * 8 + 8:
+            word &= _tail_mask(lengths[rows] - position * 8)
         first[rows] = _stir(first[rows] ^ word, _M2, 29)
         second[rows] = _stir(second[rows] + word * _M3, _M1, 33)
     hashes = np.empty((len(keys), 2), dtype=np.uint64)

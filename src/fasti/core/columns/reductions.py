@@ -76,15 +76,23 @@ def sort_pairs(due: Int64s, sequence: Int64s, of_runs: bool = False) -> tuple[In
     sequence_bits = (int(sequence.max()) - sequence_low).bit_length()
     due_bits = (int(due.max()) - due_low).bit_length()
     if due_bits + sequence_bits <= 62:
-        packed = (due - due_low) << sequence_bits | (sequence - sequence_low)
+        # In place: large columns come from the kernel page by page, each time.
+        packed = due - due_low
+        packed <<= sequence_bits
+        packed += sequence
+        packed -= sequence_low
         packed.sort(kind="stable" if of_runs else "quicksort")
-        packed = packed[_first_of_equals(packed)]
-        return (packed >> sequence_bits) + due_low, (
-            packed & ((1 << sequence_bits) - 1)
-        ) + sequence_low
+        first = _first_of_equals(packed)
+        if not every(first):
+            packed = packed[first]
+        ordered = packed >> sequence_bits
+        ordered += due_low
+        packed &= (1 << sequence_bits) - 1
+        packed += sequence_low
+        return ordered, packed
     # Too wide for one number. Rows that are due together nearly always stand by sequence already.
     order = np.argsort(due, kind="stable")
-    ordered, its = due[order], sequence[order]
+    ordered, its = due.take(order), sequence.take(order)
     ties = np.flatnonzero(ordered[1:] == ordered[:-1])
     if not len(ties):
         return ordered, its

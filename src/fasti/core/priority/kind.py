@@ -35,7 +35,7 @@ from fasti.core.commands import Reprioritise
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Handler
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
-from fasti.core.rows.arena import NEAR, PRIORITY, Ledger
+from fasti.core.rows.arena import NEAR, PRIORITY, STATE_MASK, Ledger
 from fasti.core.rows.memory import Memory
 from fasti.core.state import Topic
 from fasti.core.timeline.change import reprioritise
@@ -47,6 +47,7 @@ from fasti.model import DUE_MAX_US
 Int64s = NDArray[np.int64]
 
 _DUE_BITS = 47
+_DUE_MASK = (1 << _DUE_BITS) - 1
 # The moment from which due times count moves on in steps of 2^45 microseconds, a little over a year.
 _BASE_STEP_BITS = 45
 _RANKED_PER_CALL = 65_536
@@ -91,9 +92,11 @@ class RankedTimes(TimeIndex):
             return None
         while (first := self.ranked.first()) is not None:
             rank, sequence = first
-            slots = np.array([self.ledger.slot(sequence)])
-            if self.is_scheduled(slots)[0] and self._holds_rank(slots, np.array([rank]))[0]:
-                return rank
+            slot = self.ledger.slot(sequence)
+            if self.arena.flags[slot] & STATE_MASK == codes.SCHEDULED:
+                due_us = int(self.arena.due[slot])
+                if due_us <= self.now_us and self._rank_of(slot, due_us) == rank:
+                    return rank
             self.ranked.take(1, rank)
         near_us = super().head_us(limit_us)
         return None if near_us is None else _RANK_MAX + near_us
@@ -169,7 +172,15 @@ class RankedTimes(TimeIndex):
         priority = self.arena.priority.take(slots, mode="clip").astype(np.int64)
         if self._age_step_us:
             return np.minimum(due + priority * self._age_step_us, DUE_MAX_US)
-        return priority << _DUE_BITS | np.clip(due - self.base_us, 0, (1 << _DUE_BITS) - 1)
+        since = np.minimum(np.maximum(due - self.base_us, 0), _DUE_MASK)
+        return priority << _DUE_BITS | since
+
+    def _rank_of(self, slot: int, due_us: int) -> int:
+        """The same of one row: the head of the line is asked for in every turn."""
+        priority = int(self.arena.priority[slot])
+        if self._age_step_us:
+            return min(due_us + priority * self._age_step_us, DUE_MAX_US)
+        return priority << _DUE_BITS | min(max(due_us - self.base_us, 0), _DUE_MASK)
 
     def _holds_rank(self, slots: Int64s, ranks: Int64s) -> NDArray[np.bool_]:
         """Which rows have the rank of their entry. With a guard one that was moved away may too."""
