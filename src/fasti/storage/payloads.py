@@ -29,7 +29,7 @@ from fasti.storage.blocks import BlockStore
 from fasti.storage.damaged_rows import Salvaged, nothing_left, salvage
 from fasti.storage.damages import DamagedFile, Damages
 from fasti.storage.event_codec import decode_rows
-from fasti.storage.gathering import GatheredRows, split_places
+from fasti.storage.gathering import MANY, GatheredRows, Sources, split_places
 from fasti.storage.journal import JournalReader
 from fasti.storage.runs import PAYLOAD_SCHEMA, number_in
 from fasti.storage.seals import unseal
@@ -60,6 +60,8 @@ class Payloads:
         self._kept: OrderedDict[int, StoredRows | SmallFrame] = OrderedDict()
         self._kept_bytes, self._kept_bytes_max = 0, kept_bytes
         self._cache: OrderedDict[tuple[bool, int], StoredRows] = OrderedDict()
+        # What the last large gathering lay in: mostly the next one does, too.
+        self._lately: Sources | None = None
         self._lock = threading.Lock()
         self.damages = Damages()
         # Whether the manifest names a block: one that isn't there has not moved then, it is lost.
@@ -131,6 +133,7 @@ class Payloads:
     def look_again(self) -> None:
         """Forgets what was found damaged: its file may have been restored."""
         with self._lock:
+            self._lately = None
             for key in [k for k, stored in self._cache.items() if stored.damaged is not None]:
                 del self._cache[key]
                 if key[0] and key[1] in self.names:
@@ -140,6 +143,7 @@ class Payloads:
     def forget_block(self, name: str) -> None:
         """The next read of this object finds what is on the disk then."""
         with self._lock:
+            self._lately = None
             self._cache.pop((True, number_in(name)), None)
         self._blocks.let_go(name)
 
@@ -156,12 +160,10 @@ class Payloads:
         return self._fitting(self._find(locations), bytes_max)
 
     def _fitting(self, gathered: GatheredRows, bytes_max: int) -> int:
-        stored = gathered.stored
-        if gathered.is_one_range() and stored[0].batch.nbytes <= bytes_max:
+        if gathered.is_one_range() and gathered.stored[0].batch.nbytes <= bytes_max:
             # Each row once: a row that is named often may have more bytes than all of its frame.
             return len(gathered)
-        widest = np.fromiter((each.widest for each in stored), np.int64, len(stored))
-        if int(gathered.counts @ widest) <= bytes_max:
+        if int(gathered.counts @ gathered.sources.widest) <= bytes_max:
             return len(gathered)
         ends = np.cumsum(_sizes(gathered))
         return max(1, int(np.searchsorted(ends, bytes_max, side="right")))
@@ -172,12 +174,19 @@ class Payloads:
 
     def _find(self, locations: Int64s) -> GatheredRows:
         """Rows, and the frames and blocks that they lie in."""
+        lately = self._lately
+        known_of = None if lately is None else lately.places_of(locations)
+        if lately is not None and known_of is not None:
+            return GatheredRows(locations, lately, known_of)
         firsts, of = split_places(locations)
         keys = list(zip(is_in_run(firsts).tolist(), number_of(firsts).tolist(), strict=True))
         stored = [
             known or self._stored(*key) for key, known in zip(keys, self._known(keys), strict=True)
         ]
-        return GatheredRows(locations, stored, of)
+        sources = Sources(stored)
+        if len(stored) > MANY and not sources.damaged and sources.number(firsts):
+            self._lately = sources
+        return GatheredRows(locations, sources, of)
 
     def _known(self, keys: list[tuple[bool, int]]) -> list[StoredRows | None]:
         """What of these is in memory, by one look: a delivery may have a hundred places."""
@@ -192,6 +201,7 @@ class Payloads:
     def forget(self, in_run: bool, wanted: Callable[[int], bool]) -> None:
         """Drops cached batches whose frame or block is not wanted any more."""
         with self._lock:
+            self._lately = None
             for key in [k for k in self._cache if k[0] == in_run and not wanted(k[1])]:
                 stored = self._cache.pop(key)
                 if stored.found is not None:
@@ -261,7 +271,7 @@ def _salvaged(left: Salvaged, file: str, offset: int, message: str) -> StoredRow
 
 
 def _refuse_damaged(gathered: GatheredRows, names: list[str]) -> None:
-    if all(stored.damaged is None for stored in gathered.stored):
+    if not gathered.sources.damaged:
         return
     for stored, _, rows in gathered.pieces():
         if stored.damaged is None:

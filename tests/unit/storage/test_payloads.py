@@ -13,7 +13,7 @@ import pytest
 from fasti.core import events as ev
 from fasti.core.keys import Rows
 from fasti.core.replies import Frame
-from fasti.core.rows.location import in_block, in_frame
+from fasti.core.rows.location import ROW_BITS, in_block, in_frame
 from fasti.errors import Corruption, Gone, NotFound
 from fasti.storage import payloads as payloads_module
 from fasti.storage.event_codec import encode
@@ -25,6 +25,7 @@ from fasti.storage.runs import PAYLOAD_SCHEMA, object_name
 from fasti.storage.seals import seal
 
 AT_US = 1_700_000_000_000_000
+NAMES = ("payload", "key", "created_us")
 
 
 def int64s(*values: int) -> Any:
@@ -333,3 +334,56 @@ def test_rows_of_many_frames_and_blocks_whatever_is_in_them(seed: int) -> None:
         read = payloads.gather(int64s(*chosen))
         read.validate(full=True)
         assert read.to_pylist() == [expected[place] for place in chosen]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_deliveries_lie_in_is_kept_for_the_next(seed: int) -> None:
+    """The same frames, some of them, others too, few and many rows, while frames come and go."""
+    rng = random.Random(seed)
+    journal = MemoryJournal()
+    payloads = Payloads(journal, MemoryBlocks())
+    expected: dict[int, tuple[bytes, str | None, int]] = {}
+
+    def write() -> None:
+        width, count = rng.choice([5, 40, 40]), rng.randrange(1, 9)
+        contents = [rng.randbytes(width) for _ in range(count)]
+        columns = {"key": [f"key {row}" for row in range(count)]} if rng.random() < 0.3 else {}
+        sequence = append(journal, Rows.of(contents, **columns))
+        for row in range(count):
+            key = columns["key"][row] if columns else None
+            expected[int(in_frame(sequence, row))] = contents[row], key, AT_US + sequence
+
+    for _ in range(30):
+        write()
+    for _ in range(60):
+        for _ in range(rng.choice([0, 0, 0, 3])):
+            write()
+        if rng.random() < 0.1:
+            trimmed = min(expected) >> ROW_BITS
+            payloads.forget(False, lambda frame, trimmed=trimmed: frame > trimmed)
+            expected = {place: e for place, e in expected.items() if place >> ROW_BITS > trimmed}
+        some = rng.sample(sorted(expected), k=rng.choice([1, 12, len(expected)]))
+        chosen = rng.choices(some, k=rng.choice([1, 20, 400]))
+        read = payloads.gather(int64s(*chosen), bytes_max=rng.choice([None, 3000]))
+        read.validate(full=True)
+        found = zip(*(read.column(name).to_pylist() for name in NAMES), strict=True)
+        assert list(found) == [expected[place] for place in chosen[: read.num_rows]]
+        assert payloads.sizes(int64s(*chosen)).tolist() == [
+            64 + len(expected[place][0]) + len(expected[place][1] or "") for place in chosen
+        ]
+
+
+def test_frames_that_are_forgotten_are_not_held_for_the_next_delivery() -> None:
+    journal = MemoryJournal()
+    payloads = Payloads(journal, MemoryBlocks())
+    batches = []
+    for n in range(20):
+        rows = Rows.of([b"x" * 5000, bytes([n])])
+        payloads.keep(append(journal, rows), rows, AT_US)
+        batches.append(weakref.ref(rows.batch))
+    del rows
+    places = [int(in_frame(frame, row)) for frame in range(1, 21) for row in (0, 1)]
+    payloads.gather(int64s(*reversed(places)))
+    assert all(batch() is not None for batch in batches)
+    payloads.forget(False, lambda frame: frame > 5)
+    assert [batch() is None for batch in batches] == [True] * 5 + [False] * 15
