@@ -56,13 +56,13 @@ def test_fasti_comes_to_every_figure(scenario: str, tmp_path: Path) -> None:
 
 
 def test_costs_are_ratios_of_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fasti_costs, "_ROWS", 2_000)
+    monkeypatch.setattr(fasti_costs, "_AT_A_TIME", 3)
     peer = PEERS[FASTI]
     server: Server = peer.module.Server(tmp_path / "server")
     try:
         server.start()
         bench = Bench(peer, server, "costs", TINY, tmp_path)
-        assert fasti_costs.with_topics(bench, 3)["ratio"] > 0
+        assert fasti_costs.with_topics(bench, 6)["ratio"] > 0
         assert fasti_costs.with_pending(bench, 5_000, 10_000)["many_us"] > 0
     finally:
         server.close()
