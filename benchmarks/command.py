@@ -94,7 +94,7 @@ def consumer(
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Messages one by one with default settings, beside the best prefetch: loop, app, asyncio."""
+    """Messages one by one with default settings, beside the best by hand: loop, app, asyncio, send."""
     from benchmarks.consumer import consumer as measure
 
     with _showing() as show:

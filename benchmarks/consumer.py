@@ -1,4 +1,4 @@
-"""`fasti bench consumer`: what a consumer does by default, beside the best `prefetch` set by hand."""
+"""`fasti bench consumer`: what consumers and sends do by default, beside the best settings by hand."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ Show = Callable[[str], None]
 
 # 0: as it is by itself.
 PREFETCHES = (0, 100, 1_000, 10_000)
+BUFFERS = (0, 1_000, 10_000, 1_000_000)
 _KINDS = ("loop", "app", "aio")
 _BURST_ROWS = 20_000
 _BURST_AFTER_S = 1.5
@@ -24,12 +25,14 @@ ASKED = {"of_best": 0.8, "full_rate_after_ms": 50, "last_ms": 120}
 
 
 def consumer(directory: Path | None, rows: int, rounds: int, show: Show) -> Figures:
-    """One message at a time: a loop, an app, a loop of asyncio; and many that are due at once."""
+    """One message at a time: a loop, an app, a loop of asyncio, sends; and many that are due at once."""
     figures: Figures = {}
     with broker(directory) as process:
         for kind in _KINDS:
             show(f"{kind}, {rows:,} messages, {rounds} times with each prefetch")
             figures[kind] = _compared(process, kind, rows, rounds)
+        show(f"send, {rows:,} messages, {rounds} times with each buffer")
+        figures["send"] = _sends(process, rows, rounds)
         show(f"{_BURST_ROWS:,} due at one instant")
         figures["burst"] = _burst(process, rounds)
     return {"machine": machine(), **figures, "asked": ASKED}
@@ -57,6 +60,28 @@ def _compared(process: BrokerProcess, kind: str, rows: int, rounds: int) -> Figu
         "of_best": round(rates[0] / best, 2),
         "full_rate_after_ms": median(figures["full_rate_after_ms"] for figures in found[0]),
         "by_prefetch": {f"{prefetch:,}": rates[prefetch] for prefetch in PREFETCHES if prefetch},
+    }
+
+
+def _sends(process: BrokerProcess, rows: int, rounds: int) -> Figures:
+    """`send` in a loop, and its buffer as it is or set by hand."""
+    found: dict[int, list[float]] = {buffer_rows: [] for buffer_rows in BUFFERS}
+    for number in range(rounds):
+        for buffer_rows, rates in found.items():
+            topic = f"send-{number}-{buffer_rows}"
+            with fasti.connect(process.address) as client:
+                client.create_topic(topic)
+            given = {"topic": topic, "rows": rows, "buffer_rows": buffer_rows}
+            sent = run_job("consumer_jobs:send", process.address, **given)
+            rates.append(sent["messages_per_s"])
+            with fasti.connect(process.address) as client:
+                client.delete_topic(topic)
+    rates_by_buffer = {buffer_rows: round(median(rates)) for buffer_rows, rates in found.items()}
+    default = rates_by_buffer.pop(0)
+    return {
+        "messages_per_s": default,
+        "of_best": round(default / max(rates_by_buffer.values()), 2),
+        "by_buffer_rows": {f"{rows:,}": rate for rows, rate in rates_by_buffer.items()},
     }
 
 

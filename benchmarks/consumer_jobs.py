@@ -89,6 +89,20 @@ def app(address: str, topic: str, rows: int, prefetch: int, concurrency: int = 1
         return _found(stamps[:rows], stamps[rows - 1])
 
 
+def send(address: str, topic: str, rows: int, buffer_rows: int) -> Figures:
+    """`producer.send(payload)` in a loop, until all of it is durable. `buffer_rows` 0 leaves it unset."""
+    given: Figures = {"buffer_rows": buffer_rows} if buffer_rows else {}
+    payload = b"x" * 100
+    with fasti.connect(address) as client, client.producer(topic, **given) as producer:
+        producer.send(payload).result()
+        begin = time.perf_counter()
+        for _ in range(rows):
+            producer.send(payload)
+        producer.flush()
+        seconds = time.perf_counter() - begin
+    return {"messages_per_s": round(rows / seconds)}
+
+
 def burst(address: str, topic: str, rows: int, prefetch: int) -> Figures:
     """What comes until so many have: how long after its due time the last was in user code."""
     with fasti.connect(address) as client:

@@ -57,6 +57,7 @@ def test_fasti_comes_to_every_figure(scenario: str, tmp_path: Path) -> None:
 
 def test_costs_are_ratios_of_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fasti_costs, "_AT_A_TIME", 3)
+    monkeypatch.setattr(fasti_costs, "_BATCHES", 20)
     peer = PEERS[FASTI]
     server: Server = peer.module.Server(tmp_path / "server")
     try:
