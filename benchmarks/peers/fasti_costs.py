@@ -46,8 +46,8 @@ def with_topics(bench: Bench, count: int = _TOPICS) -> Figures:
     """The same work in one topic and in many, and the ratio.
 
     A client process has no room for the threads of thousands of consumers: 100 topics at a time have theirs,
-    until all had their turn. What it costs to open and to close a producer and a consumer is not in the ratio
-    but told beside it, in microseconds for a topic.
+    until all had their turn. What is not in the ratio is told beside it, in microseconds for a topic: to open
+    and close a producer and a consumer, their first batch, and a checkpoint for every 100 topics.
     """
     import fasti
 
