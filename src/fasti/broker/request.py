@@ -59,6 +59,14 @@ class Request:
         """Whether it may wait for everything else."""
         return any(command.is_bulk for command in self.inputs)
 
+    @property
+    def lane(self) -> tuple[str, str]:
+        """Topic and producer, where it is one's: among these bulk keeps its order."""
+        for command in self.inputs:
+            for produce in command.produces():
+                return produce.topic, produce.producer
+        return "", ""
+
 
 def fits(taken: list[Request], rows: int, request: Request) -> bool:
     """Whether a request may share the step with those that are taken.

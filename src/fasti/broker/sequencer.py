@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from fasti.broker.committer import Work
+from fasti.broker.lanes import Lanes
 from fasti.broker.request import Request, find_culprit, fits
 from fasti.broker.threads import Driver, Queue
 from fasti.core.engine import internal_error
@@ -59,7 +60,7 @@ class Sequencer:
         self._shard, self._recovery = shard, shard.recovery
         self._wakeup = shard.runtime.condition()
         self._urgent: deque[Request] = deque()
-        self._bulk: deque[Request] = deque()
+        self._bulk = Lanes()
         # Rows that wait.
         self.inbox_rows = 0
         # Bulk that waits until a segment is prepared; it is asked for once.
@@ -164,11 +165,13 @@ class Sequencer:
                 return wait_s
         taken = self._taken
         rows = 0
-        bulk = self._bulk if self.closing or may_take_bulk else ()
         produced = len(self._bulk)
-        for queue in (self._urgent, bulk):
-            while queue and fits(taken, rows, queue[0]):
-                taken.append(queue.popleft())
+        while self._urgent and fits(taken, rows, self._urgent[0]):
+            taken.append(self._urgent.popleft())
+            rows += taken[-1].rows
+        if self.closing or may_take_bulk:
+            while self._bulk and fits(taken, rows, self._bulk.first):
+                taken.append(self._bulk.popleft())
                 rows += taken[-1].rows
         self.inbox_rows -= rows
         self._produced.progress += produced != len(self._bulk)
@@ -295,7 +298,7 @@ class Sequencer:
         """Whether there is bulk, and room for it. While room is made, everything else goes on."""
         if not self._bulk:
             return False
-        request, housekeeper = self._bulk[0], self._shard.housekeeper
+        request, housekeeper = self._bulk.first, self._shard.housekeeper
         if self._shard.store.capacity.room_bytes() >= self._needed_bytes(request):
             return True
         if self._short_of_room is not request:
