@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fasti.broker.metrics.counts import Distribution
+from fasti.broker.stalls import Stalls
 from fasti.broker.threads import Driver, Threads
 from fasti.config import Durability
 from fasti.core.replies import Step
@@ -96,12 +97,14 @@ class Committer:
         synced: Callable[[], None] = lambda: None,
         caught_up: Callable[[], None] = lambda: None,
         threads: Threads | None = None,
+        stalls: Stalls | None = None,
     ) -> None:
         threads = threads or Threads()
         self._store = store
         self._show, self._answer, self._fail = show, answer, fail
         self._wrote, self._synced, self._caught_up = wrote, synced, caught_up
         self._monotonic = threads.runtime.monotonic
+        self._stalls = stalls or Stalls(self._monotonic)
         self._changed = threads.runtime.condition()
         # How many wait until something is durable: its own thread need not be woken by every sync.
         self._awaiting = 0
@@ -282,7 +285,9 @@ class Committer:
         frames = [frame for work in batch for frame in work.frames]
         if frames:
             # Payloads were admitted by the sequencer only where they leave the reserve alone.
+            begin = self._monotonic()
             self._store.journal.append(frames, use_reserve=True)
+            self._stalls.since("write", begin)
             self._marked = False
         written = sum(work.size_bytes for work in batch)
         with self._changed:
@@ -303,6 +308,7 @@ class Committer:
             seconds = self._monotonic() - begin
             self.sync_seconds.append(seconds)
             self.sync_times.add(seconds)
+            self._stalls.note("sync", seconds)
         if self._awaiting:
             with self._changed:
                 self._changed.notify_all()

@@ -236,8 +236,10 @@ class Sequencer:
         shard = self._shard
         admitted = [request for request in requests if self._admit(request)]
         inputs = [command for request in admitted for command in request.inputs]
+        begin = shard.runtime.monotonic()
         try:
             step = shard.engine.step(inputs, shard.clock.now_us(), tick)
+            shard.stalls.since("step", begin, admitted)
             for fault in step.faults:
                 shard.faults.note_refused(fault)
             for frame in step.frames:
@@ -303,6 +305,7 @@ class Sequencer:
             return True
         if self._short_of_room is not request:
             self._short_of_room = request
+            self._shard.stalls.note("room")
             housekeeper.ask_for_spare()
         return not housekeeper.making_room
 
@@ -340,7 +343,10 @@ class Sequencer:
     def _make_room(self) -> bool:
         store = self._shard.store
         try:
-            return store.capacity.prepare_spare()
+            made = store.capacity.prepare_spare()
+            if made:
+                self._shard.stalls.note("segment")
+            return made
         except StorageFull:
             if store.give_up_feed():
                 return True

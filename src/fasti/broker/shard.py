@@ -40,6 +40,7 @@ from fasti.broker.room import Room
 from fasti.broker.scrubber import Scrubber
 from fasti.broker.sequencer import Sequencer
 from fasti.broker.session import Session
+from fasti.broker.stalls import Stalls
 from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.core import commands
@@ -92,6 +93,7 @@ class Shard:
         self.sessions: dict[int, Session] = {}
         self._next_session = 1
         self.faults = Faults(machine)
+        self.stalls = Stalls(self._monotonic)
         # What became durable, for those who follow; and who is told when schedules change.
         self.feed = Feed(self.runtime)
         self.on_schedules: Callable[[int], None] | None = None
@@ -144,6 +146,7 @@ class Shard:
                 self.feed.synced,
                 self.sequencer.wake,
                 self.threads,
+                self.stalls,
             )
         except BaseException:
             self.store.close()

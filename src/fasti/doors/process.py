@@ -225,6 +225,7 @@ def serve(
     started = broker.start()
     _log_recovery(broker.shard, started.recovery_seconds)
     _spare_the_collector()
+    gc.callbacks.append(broker.shard.stalls.collector)
     asks.listen_to_signals()
     asks.when_ended(broker.shard.wait_ended, _FAILED)
     if until_stdin_ends:

@@ -88,6 +88,7 @@ fasti_journal_since_checkpoint_bytes    Journal since the last checkpoint began.
 fasti_inbox_rows                        Rows that wait for the sequencer.
 fasti_inbox_rows_max                    How many may.
 fasti_recoveries_total                  Failed writes, syncs and steps that the shard got over.
+fasti_stalls_total{cause,command}       What held messages up for long, by cause; of steps, by what took longest.
 fasti_faults_total{command,engine}      Commands that the engine failed on, and whether it was kept (only the command is refused).
 fasti_checkpoint_seconds_bucket         Checkpoints.
 fasti_checkpoint_age_seconds            Since the last checkpoint, or the opening.
@@ -299,6 +300,8 @@ def _add_writing(families: Families, shard: Shard) -> None:
     families.add("fasti_recoveries_total", shard.recoveries)
     for labels, count in sorted(shard.faults.counts().items()):
         families.add("fasti_faults_total", *labels, count)
+    for labels, count in sorted(shard.stalls.counts().items()):
+        families.add("fasti_stalls_total", *labels, count)
     families.add("fasti_checkpoint_seconds_bucket", keeper.checkpoint_times)
     families.add("fasti_checkpoint_age_seconds", keeper.checkpoint_age_s)
     families.add("fasti_checkpoint_failures_total", keeper.failures)
