@@ -304,15 +304,10 @@ class TimeIndex:
             entries += self.expiries.entries * 8
         return entries + self.histogram.size_bytes
 
-    def is_stale(self, counts: Int64s) -> bool:
-        """Whether entries outnumber the rows so far that they should be swept."""
-        entries = self._line_entries() + self.calendar.entries
-        return entries > _STALE_MIN and entries > 2 * int(counts[State.SCHEDULED]) + _STALE_MIN
-
     def sweep(self, counts: Int64s) -> bool:
         """Drops stale entries where they outnumber the rows, a bounded piece; True if it did."""
-        if self.is_stale(counts):
-            near = self._line_entries()
+        near = self._line_entries()
+        if near + self.calendar.entries > 2 * int(counts[State.SCHEDULED]) + _STALE_MIN:
             if near > 2 * self.near + _STALE_MIN // 2:
                 sequences, due = self.resolve(distinct(self._drain_line()))
                 # Not "due before the cursor": of a slice that leaves the calendar in pieces, some
@@ -323,21 +318,13 @@ class TimeIndex:
             else:
                 self.calendar.sweep(self.resolve)
             return True
-        if self.expiries is None or not self._expiries_are_stale(self.expiries, counts):
+        if self.expiries is None:
+            return False
+        live = int(counts[State.SCHEDULED] + counts[State.LEASED])
+        if self.expiries.entries <= 2 * live + _STALE_MIN:
             return False
         self.expiries.sweep()
         return True
-
-    def is_untidy(self, counts: Int64s) -> bool:
-        """Whether `sweep` has something to do."""
-        if self.is_stale(counts):
-            return True
-        return self.expiries is not None and self._expiries_are_stale(self.expiries, counts)
-
-    @staticmethod
-    def _expiries_are_stale(expiries: Expiries, counts: Int64s) -> bool:
-        live = int(counts[State.SCHEDULED] + counts[State.LEASED])
-        return expiries.entries > 2 * live + _STALE_MIN
 
     def _line_entries(self) -> int:
         return self.ready.entries
@@ -452,7 +439,8 @@ class Partition:
         source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
         if source == State.SCHEDULED:
             self.times.unschedule(slots, flags)
-            if self.times.is_untidy(self.counts):
+            if self.times.size_bytes > 8 * _STALE_MIN:
+                # So many entries that some may have to be swept.
                 self._memory.untidy.add(self)
         became: Any = int(target) | int(CHANGED)
         if self.times.expiries is not None and verb not in _FORGETS_EXPIRY:
