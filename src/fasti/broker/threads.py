@@ -41,9 +41,10 @@ _PAUSE_S, _PAUSE_S_MAX = 0.05, 30.0
 _WELL_S = 60.0
 # A thread that wakes up by itself so soon is not woken: that would take as long.
 _NEAR_S = 0.0001
-# For so long nobody leads after a turn in which more work came: where callers meet, its own thread is
-# there for the next turn at once, and has not to be woken for it.
+# For so long nobody leads after two turns, so near to each other, in which more work came: where callers
+# meet, its own thread is there for the next turn at once, and has not to be woken for it.
 _CROWDED_S = 0.1
+_MEETING_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +274,8 @@ class Driver(Worker):
         # thread leads.
         self._wakes_at = math.inf
         self._led_from = 0.0
+        # When more work last came during a leader's turn.
+        self._met_at = -math.inf
         self._leader: int | None = None
         # What a leader's turn ended with, for its own thread to end with.
         self._ended = False
@@ -286,7 +289,7 @@ class Driver(Worker):
 
     @property
     def may_be_led(self) -> bool:
-        """Whether no turn is under way, and none lately in which more work came."""
+        """Whether no turn is under way, and callers don't meet there."""
         idle = not (self.in_turn or self._ended) and self._runtime.leads
         return idle and self._runtime.monotonic() >= self._led_from
 
@@ -318,7 +321,10 @@ class Driver(Worker):
             self._ended, self._raised = ended, raised
             wait_s = 0.0 if ended else self._look_for_work()
             if wait_s is not None and wait_s <= 0:
-                self._led_from = self._runtime.monotonic() + _CROWDED_S
+                now = self._runtime.monotonic()
+                if now - self._met_at < _MEETING_S:
+                    self._led_from = now + _CROWDED_S
+                self._met_at = now
             self._wake_within(wait_s)
 
     def _look_for_work(self) -> float | None:
