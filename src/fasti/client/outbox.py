@@ -53,6 +53,10 @@ class Outbox:
         bytes_max: int,
         failures: Failures | None = None,
     ) -> None:
+        # Here and not with the first send, which would take as long as a hundred others, nor in the
+        # sending thread: an interpreter that is ending imports nothing more, and what a program sent last
+        # would be lost.
+        prepare()
         self._transport, self._runtime = transport, transport.runtime
         self._monotonic = self._runtime.monotonic
         self.topic, self._owner = topic, owner
@@ -170,9 +174,6 @@ class Outbox:
 
     def _start(self) -> None:
         if self._thread is None:
-            # Here and not in the thread: an interpreter that is ending imports nothing more, and
-            # what a program sent last would be lost.
-            prepare()
             self._thread = self._runtime.thread(
                 f"fasti-send-{self.topic}", self._run, self._turn, self._work
             )

@@ -51,7 +51,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 class _Slice:
     """Unsorted entries, in chunks that each belong to one generation."""
 
-    __slots__ = ("_chunk", "_filled", "_full", "_generation", "entries")
+    __slots__ = ("_chunk", "_filled", "_full", "_generation", "_unswept", "entries")
 
     def __init__(self) -> None:
         self.entries = 0
@@ -59,6 +59,8 @@ class _Slice:
         self._chunk = np.empty(_CHUNK_FIRST, dtype=np.int64)
         self._filled = 0
         self._generation = 0
+        # How many of the first full chunks a sweep has not come to yet; 0: none is under way.
+        self._unswept = 0
 
     def append(self, sequences: Int64s, generation: int) -> None:
         self.entries += len(sequences)
@@ -81,22 +83,37 @@ class _Slice:
             _, chunk = self._full.pop()
             taken.append(chunk)
             count -= len(chunk)
+        self._unswept = min(self._unswept, len(self._full))
         self.entries -= sum(len(chunk) for chunk in taken)
         return np.concatenate(taken) if taken else np.zeros(0, dtype=np.int64)
 
     def forget(self, generation: int) -> None:
         self._seal()
         self._full = [(its, chunk) for its, chunk in self._full if its > generation]
+        self._unswept = 0
         self.entries = sum(len(chunk) for _, chunk in self._full)
 
-    def sweep(self, keep: Callable[[Int64s], Int64s]) -> None:
-        self._seal()
+    def sweep(self, keep: Callable[[Int64s], Int64s], count: int) -> tuple[int, bool]:
+        """Goes through about `count` more entries: (how many they were, whether there are more).
+
+        What is kept stands behind the others, so the next round finds what two pieces have in common.
+        """
+        if not self._unswept:
+            self._seal()
+            self._unswept = len(self._full)
         by_generation: dict[int, list[Int64s]] = {}
-        for its, chunk in self._full:
+        swept = chunks = 0
+        while chunks < self._unswept and swept < count:
+            its, chunk = self._full[chunks]
             by_generation.setdefault(its, []).append(chunk)
+            swept += len(chunk)
+            chunks += 1
         remaining = [(its, keep(np.concatenate(parts))) for its, parts in by_generation.items()]
-        self._full = [(its, chunk) for its, chunk in remaining if len(chunk)]
-        self.entries = sum(len(chunk) for _, chunk in self._full)
+        kept = [(its, chunk) for its, chunk in remaining if len(chunk)]
+        self._full = [*self._full[chunks:], *kept]
+        self._unswept -= chunks
+        self.entries -= swept - sum(len(chunk) for _, chunk in kept)
+        return swept, self._unswept > 0
 
     def _seal(self) -> None:
         if self._filled:
@@ -114,6 +131,8 @@ class Calendar:
     def __init__(self, generation: int = 1) -> None:
         self._levels: list[dict[int, _Slice]] = [{} for _ in SHIFTS]
         self._sweep_order: Iterator[tuple[int, int]] = iter(())
+        # The slice that a sweep has begun with and not finished.
+        self._sweeping: tuple[int, int] | None = None
         # Everything due before the cursor has left for the ready line.
         self.cursor_us = 0
         self.generation = generation
@@ -219,22 +238,27 @@ class Calendar:
                     del slices[number]
 
     def sweep(self, resolve: Resolve) -> None:
-        """Drops the stale entries of about 65,536: the next slices, round and round."""
+        """Drops the stale entries of about 65,536: the next slices, round and round, a large one in
+        pieces.
+        """
         budget = ROWS_PER_CALL
         while budget > 0:
-            place = next(self._sweep_order, None)
+            place = self._sweeping or next(self._sweep_order, None)
             if place is None:
                 places = [(level, n) for level, known in enumerate(self._levels) for n in known]
                 self._sweep_order = iter(places)
                 return
+            self._sweeping = None
             piece = self._levels[place[0]].get(place[1])
             if piece is not None:
-                budget -= piece.entries
                 self.entries -= piece.entries
-                piece.sweep(partial(self._still_in, place, resolve))
+                swept, more = piece.sweep(partial(self._still_in, place, resolve), budget)
                 self.entries += piece.entries
+                budget -= swept
                 if not piece.entries:
                     del self._levels[place[0]][place[1]]
+                elif more:
+                    self._sweeping = place
 
     def _still_in(self, place: tuple[int, int], resolve: Resolve, entries: Int64s) -> Int64s:
         """Of a slice's entries those whose message is due there, each once."""

@@ -64,6 +64,38 @@ def test_everything_leaves_the_calendar_when_due_and_nothing_before_its_slice(op
         assert not waiting or first is not None
 
 
+def test_a_large_slice_is_swept_in_pieces_beside_what_comes_and_goes():
+    calendar, due = Calendar(), 5 << 40
+    live = set(range(1, 200_001, 7))
+    looked_at = []
+
+    def resolve(sequences):
+        looked_at.append(len(sequences))
+        kept = sequences[np.isin(sequences, np.array(sorted(live)))]
+        return kept, np.full(len(kept), due)
+
+    for begin in range(1, 200_001, 20_000):
+        # Some stand here twice: they were moved away and back.
+        numbers = np.concatenate([np.arange(begin, begin + 20_000), np.arange(begin, begin + 500)])
+        calendar.insert(numbers, np.full(len(numbers), due))
+    swept = 0
+    while calendar.entries > len(live):
+        calendar.sweep(resolve)
+        swept += 1
+        assert sum(looked_at) <= swept * (ROWS_PER_CALL + 20_500)
+        if swept == 2:
+            # What comes meanwhile stays.
+            calendar.insert(np.array([300_000]), np.array([due]))
+            live.add(300_000)
+        assert swept < 100
+    assert swept > 2
+    (sequences, _), more = calendar.pull(due, resolve)
+    while more:
+        (others, _), more = calendar.pull(due, resolve)
+        sequences = np.concatenate([sequences, others])
+    assert sorted(sequences.tolist()) == sorted(live)
+
+
 def test_a_large_slice_leaves_in_pieces_and_the_cursor_waits_for_the_last():
     calendar, rows = Calendar(), Rows()
     due = 5 << 14
