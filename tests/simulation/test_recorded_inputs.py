@@ -22,6 +22,7 @@ from fasti.core.capsule import Capsule, capture
 from fasti.core.checkpoint import BeginCheckpoint, BlocksAdded, Plan
 from fasti.core.commands import DropSnapshot, KeepSnapshot, RunsInstalled, TakeSnapshot, Tidy
 from fasti.core.engine import Engine
+from fasti.core.keys import Rows
 from fasti.core.queries import ReadLeases, ReadPosition, ReadTopicNames, ReadTopics
 from fasti.core.replies import Step
 from fasti.core.rows.snapshot import Snapshot
@@ -77,6 +78,8 @@ def plain(value: Any) -> Any:
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
+    if isinstance(value, Rows):
+        return plain(value.batch)
     if isinstance(value, (pa.Array, pa.RecordBatch)):
         return value.to_pylist()
     if callable(value):

@@ -9,14 +9,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import pyarrow as pa
-
 from fasti.client.consumer import Consumer
 from fasti.client.producer import Producer
+from fasti.client.transport import Content
 from fasti.errors import Unavailable
 from fasti.runtime import ENDED
 from tests.simulation.runtime import SimulatedRuntime
-from tests.unit.client.fakes import FakeStream, FakeTransport
+from tests.unit.client.fakes import FakeStream, FakeTransport, payloads_of
 
 AWAY_S = 20.0
 
@@ -41,9 +40,9 @@ class AbsentBroker:
             self.runtime.thread("broker", lambda: None, lambda: self._lease(stream), lease).start()
             return
 
-        def answer(header: dict[str, Any], batch: pa.RecordBatch | None) -> None:
-            if batch is not None:
-                stream.answer(batch.num_rows)
+        def answer(header: dict[str, Any], content: Content) -> None:
+            if content is not None:
+                stream.answer(len(payloads_of(content)))
 
         stream.on_send = answer
 

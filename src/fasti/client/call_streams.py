@@ -152,10 +152,13 @@ class CallStreams:
 
     def take(self, action: str, timeout: float) -> CallStream | None:
         """A stream for one call, to be given to `put_back` or `drop`; None: there is none for it."""
-        if timeout > _TIMEOUT_S_MAX or (self._actions is not None and action not in self._actions):
+        if timeout > _TIMEOUT_S_MAX:
             return None
         now = _now()
         with self._changed:
+            # With the lock: who opens the first stream learns them, and may have put it back by now.
+            if self._actions is not None and action not in self._actions:
+                return None
             soon = now - self._called_at < _SOON_S
             self._streak, self._called_at = self._streak + 1 if soon else 1, now
             while self._idle:

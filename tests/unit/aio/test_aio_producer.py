@@ -20,7 +20,7 @@ from fasti.client import producer as sync
 from fasti.errors import Closed, InvalidArgument, Overloaded, RowsFailed, TimedOut
 from fasti.testing.virtual import VirtualBroker
 from tests.unit.aio.stories import soon, tell, turns, until
-from tests.unit.client.fakes import FakeStream, FakeTransport
+from tests.unit.client.fakes import FakeStream, FakeTransport, payloads_of
 
 
 @asynccontextmanager
@@ -170,9 +170,9 @@ def test_another_rule_for_conflicts_at_the_edge_of_the_buffer_does_not_block_eit
             await turns(100)
             assert not other.done()
             stream = await opened(transport)
-            stream.on_send = lambda _, batch: batch and stream.answer(batch.num_rows)
+            stream.on_send = lambda _, content: content and stream.answer(len(payloads_of(content)))
             await until(lambda: stream.sent)
-            stream.answer(stream.sent[0][1].num_rows)
+            stream.answer(len(payloads_of(stream.sent[0][1])))
             await soon(other)
             await producer.flush()
 

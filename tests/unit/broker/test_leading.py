@@ -101,7 +101,7 @@ def test_many_who_lead_at_once_are_all_answered_and_nothing_is_lost() -> None:
         assert set(shown(shard)) == set(ids)
 
 
-def test_nobody_leads_for_a_while_after_a_turn_in_which_more_work_came(
+def test_nobody_leads_for_a_while_after_turns_in_which_more_work_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads, changed = Threads(), threading.Condition()
@@ -122,13 +122,15 @@ def test_nobody_leads_for_a_while_after_a_turn_in_which_more_work_came(
             driver.lead()
         return begun
 
-    work.append(1)
-    # One is left when the turn is over.
+    work += [1, 1]
+    # Some are left when the turn is over. Once is no crowd; twice, one soon after the other, is.
+    assert elsewhere(lead)
+    now[0] += 0.005
     assert elsewhere(lead)
     assert not elsewhere(lead)
     now[0] += 0.2
     assert elsewhere(lead)
-    assert turns == [1, 1]
+    assert turns == [1, 1, 1]
     work.append(3)
     # That one was alone.
     assert elsewhere(lead)

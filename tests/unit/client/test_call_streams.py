@@ -268,3 +268,20 @@ def test_nothing_is_opened_once_it_is_closed(rig: Rig) -> None:
     with suppress(OSError):
         stream.close()
     assert len(rig.opened) == 1
+
+
+def test_a_call_that_begins_before_the_actions_are_known_takes_no_stream_that_has_not_its_own(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = call_streams._now
+    warmed: list[FakeStream] = []
+
+    def another_opens_one_first() -> float:
+        monkeypatch.setattr(call_streams, "_now", now)
+        warmed.append(rig.warm())
+        return now()
+
+    monkeypatch.setattr(call_streams, "_now", another_opens_one_first)
+    assert rig.ask("checkpoint") is None
+    (stream,) = warmed
+    assert {header["action"] for header in stream.asked} == {"cancel"}
