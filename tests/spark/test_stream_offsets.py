@@ -465,7 +465,8 @@ def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
         (task,) = reader.partitions(start, end)
         process.kill()
         impatient = stream(process, view="log", topic="log", timeout="0.5s")
-        with pytest.raises(SparkFastiError, match=r"\[FASTI.unavailable\]"):
+        # On a busy machine its time may be over in the middle of a try.
+        with pytest.raises(SparkFastiError, match=r"\[FASTI.(unavailable|timed_out)\]"):
             impatient.latestOffset(start, ALL)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(reader.latestOffset, start, ALL)
