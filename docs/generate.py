@@ -53,6 +53,8 @@ MEANINGS: dict[str, dict[str, str]] = {
         "segment_age_us": "Log: rows older than this are dropped, by whole segments; 0: kept.",
         "segment_bytes": "Log: a segment ends at this size, or after an eighth of `segment_age`.",
         "retained_bytes": "Log: the oldest segments go when a partition holds more; 0: no bound.",
+        "home": "On several shards: topics with the same word, `partitions` and `width` have equal keys on equal shards, so that transactions and bindings between them work. Fixed when the topic is made.",
+        "width": "On several shards: over how many of them the partitions are spread; 0: all. Fixed when the topic is made.",
         "relay": "A topic with bindings keeps nothing itself, it only passes on.",
         "idle_age_us": "The topic is deleted when nobody has used it for so long; 0: never.",
     },

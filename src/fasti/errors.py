@@ -25,9 +25,12 @@ Every error that a caller may meet is a class below `FastiError`, and has
     ├── Closed                      closed
     ├── RowsFailed                  rows_failed          gathered rows came out otherwise than asked
     ├── TransactionAborted          aborted              nothing of it happened; outcomes say why
+    ├── WrongShard                  wrong_shard          a row or call belongs to another shard; nothing changed
+    ├── CrossShard                  cross_shard          what must be atomic lies on several shards
     ├── InternalError               internal             a fault of the broker; not to be repeated
     ├── Overloaded                  overloaded           retryable
     ├── Unavailable                 unavailable          retryable: no broker answers
+    ├── Moved                       moved                retryable: another process has the shard; nothing changed
     ├── TimedOut                    timed_out            retryable: no answer in the time allowed
     ├── OutcomeUnknown              unknown              retryable: it may or may not have happened
     └── StorageError                storage_error
@@ -51,6 +54,7 @@ __all__ = [
     "ClockBehind",
     "Closed",
     "Corruption",
+    "CrossShard",
     "DataDirLocked",
     "FastiError",
     "Fenced",
@@ -58,6 +62,7 @@ __all__ = [
     "IllegalTransition",
     "InternalError",
     "InvalidArgument",
+    "Moved",
     "NewerFormat",
     "NotFound",
     "OutcomeUnknown",
@@ -73,6 +78,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "UnknownProducer",
+    "WrongShard",
     "error_codes",
     "error_from_code",
 ]
@@ -257,6 +263,26 @@ class TransactionAborted(FastiError):
         return list(self.details.get("failures", ()))
 
 
+class WrongShard(FastiError):
+    """The call reached a shard that doesn't have what it names; nothing was changed.
+
+    Clients send each row to the shard that its partition lies on. `details` has `topic` and, where one
+    shard would be right, `shard`.
+    """
+
+    code = "wrong_shard"
+
+
+class CrossShard(FastiError):
+    """What was asked for has to happen whole or not at all, and lies on several shards.
+
+    Nothing was changed. Topics with the same `home`, `partitions` and `width` have equal keys on equal
+    shards.
+    """
+
+    code = "cross_shard"
+
+
 class InternalError(FastiError):
     """The broker failed on this very request, by a fault of its own: it is not to be repeated.
 
@@ -278,6 +304,16 @@ class Unavailable(FastiError):
     """No broker answers at the address, or the connection was lost."""
 
     code = "unavailable"
+    retryable = True
+
+
+class Moved(FastiError):
+    """Another process has the shard: nothing was done here.
+
+    `details` has `shard`, its number, and `address`, where it is now; None if that is not known.
+    """
+
+    code = "moved"
     retryable = True
 
 

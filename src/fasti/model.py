@@ -115,6 +115,10 @@ class TopicSettings:
     relay: bool = False
     # Deleted when it was not used for so long; 0: never
     idle_age_us: int = 0
+    # On several shards: topics with the same word, partitions and width lie alike.
+    home: str = ""
+    # On several shards: over how many of them the partitions are spread; 0: all
+    width: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for the journal and for people."""

@@ -15,6 +15,7 @@ PINNED = {
     "clock_behind": "ClockBehind",
     "closed": "Closed",
     "corruption": "Corruption",
+    "cross_shard": "CrossShard",
     "error": "FastiError",
     "fenced": "Fenced",
     "gone": "Gone",
@@ -22,6 +23,7 @@ PINNED = {
     "internal": "InternalError",
     "invalid_argument": "InvalidArgument",
     "locked": "DataDirLocked",
+    "moved": "Moved",
     "newer_format": "NewerFormat",
     "not_found": "NotFound",
     "overloaded": "Overloaded",
@@ -36,8 +38,9 @@ PINNED = {
     "unavailable": "Unavailable",
     "unknown": "OutcomeUnknown",
     "unknown_producer": "UnknownProducer",
+    "wrong_shard": "WrongShard",
 }
-RETRYABLE = {"overloaded", "storage_full", "timed_out", "unavailable", "unknown"}
+RETRYABLE = {"moved", "overloaded", "storage_full", "timed_out", "unavailable", "unknown"}
 
 
 def test_names_and_codes_are_pinned() -> None:

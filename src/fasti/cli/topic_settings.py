@@ -19,7 +19,7 @@ from fasti.cli.signatures import Command, option, with_options
 from fasti.model import RetryPolicy, TopicSettings
 from fasti.settings.values import Size
 
-_FIXED = ("kind", "partitions", "age_step")
+_FIXED = ("kind", "partitions", "age_step", "home", "width")
 _SIZE = Size(least=0)
 _PANEL = "Settings of the topic"
 _MEANINGS = {
@@ -41,6 +41,8 @@ _MEANINGS = {
     "segment_age": "Log: rows older than this go, by whole segments; 0 keeps them.",
     "segment_bytes": "Log: a segment ends at so many bytes.",
     "retained_bytes": "Log: the oldest segments go when a partition has more; 0 is no bound.",
+    "home": "On several shards: topics with the same word, partitions and width lie alike.",
+    "width": "On several shards: over how many of them it is spread; 0 is all.",
     "relay": "Keep nothing here: only pass on to the bound topics.",
     "idle_age": "Deleted when it was not used for so long; 0 is never.",
 }

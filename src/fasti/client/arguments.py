@@ -156,6 +156,8 @@ class TopicOptions(TopicSettingOptions, total=False):
     """What `create_topic` takes besides the name and the kind."""
 
     partitions: int
+    home: str
+    width: int
 
 
 class ScheduleOptions(TypedDict, total=False):

@@ -23,7 +23,15 @@ from fasti.broker.placement import OneShard
 from fasti.broker.service import Exchange, Service
 from fasti.broker.shard import Shard
 from fasti.client import forking
-from fasti.client.transport import TIMEOUT_S, Arrived, BrokerClock, Content, Ended, Header
+from fasti.client.transport import (
+    TIMEOUT_S,
+    Arrived,
+    BrokerClock,
+    Content,
+    Ended,
+    Header,
+    OnlyShard,
+)
 from fasti.config import Durability, ShardSettings
 from fasti.errors import Closed, FastiError, IllegalTransition, InvalidArgument, Unavailable
 from fasti.protocol.schemas import VERSION
@@ -73,7 +81,7 @@ def _shard_settings(given: dict[str, Any]) -> ShardSettings:
     return replace(whole or ShardSettings(), **given)
 
 
-class EmbeddedTransport:
+class EmbeddedTransport(OnlyShard):
     """Opens a data directory, or takes a broker that its caller made (and will close)."""
 
     clock: BrokerClock

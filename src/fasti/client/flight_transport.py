@@ -33,7 +33,16 @@ from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
 from fasti.client.peers import Peers
-from fasti.client.transport import LOCATION, Arrived, BrokerClock, Content, Ended, Header, Stream
+from fasti.client.transport import (
+    LOCATION,
+    Arrived,
+    BrokerClock,
+    Content,
+    Ended,
+    Header,
+    OnlyShard,
+    Stream,
+)
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.grpc_setup import prepare_grpc
@@ -78,7 +87,7 @@ _OPTIONS = [
 ]
 
 
-class FlightTransport:
+class FlightTransport(OnlyShard):
     """Connections to one broker at a time. Any thread may call."""
 
     clock: BrokerClock

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from fasti.core.layout import Layout
 from fasti.errors import FastiError
 from fasti.runtime import Runtime
 
@@ -75,6 +76,17 @@ class Transport(Protocol):
     timeout_s: float
     # Whether the broker can take this side for gone when nothing comes from it.
     on_network: bool
+    # How many shards there are behind it.
+    shard_count: int
+
+    def shard(self, number: int) -> Transport:
+        """The way to one shard: what goes there is about that shard alone."""
+
+    def layout(self, topic: str) -> Layout:
+        """Which shard has which partition of a topic. Raises `not_found`.
+
+        Known after the first time; where there is one shard, always.
+        """
 
     def call(
         self,
@@ -116,3 +128,18 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Ends everything that is open; an embedded broker is shut down with it."""
+
+
+class OnlyShard:
+    """For transports behind which there is one shard: all of it is there, and nothing has to be asked."""
+
+    shard_count = 1
+    _everything = Layout()
+
+    def shard(self, number: int) -> Any:
+        """This one."""
+        return self
+
+    def layout(self, topic: str) -> Layout:
+        """Everything on one shard."""
+        return self._everything

@@ -6,7 +6,8 @@ from fasti.core.traits import KINDS
 from fasti.errors import InvalidArgument
 from fasti.model import DAY_US, DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings
 
-FIXED = ("kind", "partitions", "age_step_us")
+FIXED = ("kind", "partitions", "age_step_us", "home", "width")
+_HOME_BYTES_MAX = 64
 # Settings that some kinds don't have.
 _NOT_OF_ALL = frozenset[str]().union(*(traits.settings for traits in KINDS.values()))
 
@@ -51,6 +52,13 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
             DUE_MAX_US >> 1,
             "an age can't be negative, nor for ever: 0 is never",
         ),
+        (
+            len(settings.home.encode()) <= _HOME_BYTES_MAX and settings.home.isprintable(),
+            "home",
+            _HOME_BYTES_MAX,
+            f"a home is at most {_HOME_BYTES_MAX} printable bytes",
+        ),
+        (0 <= settings.width <= PARTITIONS_MAX, "width", PARTITIONS_MAX, "0 (all) to 4096 shards"),
         (retry.base_us >= 0 and retry.limit_us >= 0, "retry", None, "delays can't be negative"),
         (
             max(retry.base_us, retry.limit_us) <= DUE_MAX_US,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.client.transport import Arrived, Content
+from fasti.client.transport import Arrived, Content, OnlyShard
 from fasti.errors import FastiError, Unavailable
 from fasti.model import TopicSettings
 from fasti.protocol.problems import error_to_json
@@ -170,7 +170,7 @@ class FakeStream:
         self.on_send = answer
 
 
-class FakeTransport:
+class FakeTransport(OnlyShard):
     """Opens fake streams and writes down calls. `on_open` may prepare a stream, or raise."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ def test_every_setting_of_a_topic_can_be_given() -> None:
     lengths = {name.removesuffix("_us") for name in names if name.endswith("_us")}
     assert set(TopicOptions.__annotations__) == names | lengths
     fixed = set(TopicOptions.__annotations__) - set(TopicSettingOptions.__annotations__)
-    assert fixed == {"partitions"}
+    assert fixed == {"partitions", "home", "width"}
 
 
 def test_every_option_of_connect_can_be_given() -> None:
