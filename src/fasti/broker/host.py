@@ -60,7 +60,7 @@ class Host:
         self.map = ShardMap()
         self.metrics = metrics or Metrics()
         self.stopping = False
-        self.shared = SharedParts(self.settings, runtime) if shards > 1 else None
+        self.shared = SharedParts(self.settings, runtime, parks=True) if shards > 1 else None
         self._shards: dict[int, Shard] = {}
         self.services: dict[int, Service] = {}
         try:

@@ -58,7 +58,7 @@ class Sequencer:
 
     def __init__(self, shard: Shard) -> None:
         self._shard, self._recovery = shard, shard.recovery
-        self._wakeup = shard.runtime.condition()
+        self._wakeup = shard.threads.condition()
         self._urgent: deque[Request] = deque()
         self._bulk = Lanes()
         # Rows that wait.
@@ -74,10 +74,11 @@ class Sequencer:
         # The turn is led by a caller, who leads the committer next.
         self._is_led = False
         # What is produced waits for room; what is taken counts as progress.
-        self._produced = Queue("produce", lambda: bool(self._bulk))
+        self._produced = Queue(shard.label("produce"), lambda: bool(self._bulk))
         shard.threads.add(self._produced)
         self._driver = Driver(
-            shard.threads, "fasti-sequencer", self._wakeup, self._take, self._turn, self._died
+            *(shard.threads, shard.label("fasti-sequencer"), self._wakeup),
+            *(self._take, self._turn, self._died),
         )
 
     # Any thread

@@ -36,6 +36,7 @@ from fasti.broker.machine_clock import watch_settings
 from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.shard import Shard
+from fasti.broker.shard_map import ShardMap
 from fasti.doors.credentials import Credentials
 from fasti.doors.flight import FlightDoor
 from fasti.doors.guard import Guard
@@ -125,8 +126,9 @@ class Broker:
     def _open(self) -> float:
         begin = time.monotonic()
         settings = self._settings
-        shards = getattr(settings, "shards", None)
-        folders, storages = shard_storages(settings.data, shards, clone=settings.clone)
+        folders, storages = shard_storages(
+            settings.data, settings.shards, settings.serve_shards, settings.clone
+        )
         self.host = Host(
             storages,
             settings.shard,
@@ -134,6 +136,11 @@ class Broker:
             cluster=folders.cluster,
             metrics=self.metrics,
         )
+        if settings.peers is not None:
+            places = range(settings.peers.shards)
+            self.host.map = ShardMap(
+                {number: str(settings.peers.place_of(number).address) for number in places}
+            )
         # A sequencer that sleeps until something is due must learn that it is due already.
         watch_settings(self._wake, self.host.threads)
         self.metrics.recovery_seconds = time.monotonic() - begin
