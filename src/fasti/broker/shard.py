@@ -47,6 +47,7 @@ from fasti.core import commands
 from fasti.core.command import Command
 from fasti.core.engine import Engine
 from fasti.core.keys import Rows
+from fasti.core.layout import ALONE, ShardPlace
 from fasti.core.replies import (
     ConsumerReplaced,
     Deliver,
@@ -75,10 +76,12 @@ class Shard:
         storage: StorageEngine,
         settings: ShardSettings | None = None,
         runtime: Runtime | None = None,
-        name: str = "0",
+        name: str = "",
+        place: ShardPlace = ALONE,
     ) -> None:
+        self.place = place
         # It stays, whatever becomes of the journal.
-        self.name = name
+        self.name = name or str(place.number)
         self.settings = settings or ShardSettings()
         self.runtime: Runtime = runtime or SystemRuntime()
         self._monotonic = self.runtime.monotonic
@@ -129,7 +132,9 @@ class Shard:
         settings = self.settings
         self.store = ShardStore(self._storage, settings, cut_after)
         try:
-            self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
+            self.engine = Engine(
+                settings.memory_bytes, settings.leases_max, settings.limits, self.place
+            )
             self.store.load(self.engine)
             if cut_after is None:
                 expected_us = clock_record.expected_us(self.store.storage, self._machine)
