@@ -14,10 +14,8 @@ The main thread only waits for one of these (`Asks`). Everything else runs in th
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
-import queue
 import resource
 import signal
 import sys
@@ -25,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -42,6 +39,7 @@ from fasti.doors.flight import FlightDoor
 from fasti.doors.guard import Guard
 from fasti.doors.http_child import HttpChild
 from fasti.doors.inner import InnerDoor
+from fasti.doors.lifetime import Asks, Ready, end, read_stdin_to_its_end
 from fasti.doors.listening import bind, check_free, read_authority, read_certificate
 from fasti.doors.sockets import AcceptedSockets
 from fasti.doors.warmup import warm_up
@@ -62,22 +60,6 @@ _STREAMS_END_S = 2.0
 _FAILED, _STOPPED, _TOO_LATE = "failure", "stopped", "too late"
 # Arrow's allocator gives memory back to the system when the main thread asks for it, and no other.
 _GIVE_BACK = "give memory back"
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Said once everything answers."""
-
-    listen: Address
-    http: Address | None
-    pid: int
-    recovery_seconds: float
-
-    def to_json(self) -> str:
-        """For the process that started this one and waits."""
-        http = None if self.http is None else str(self.http)
-        facts = {"listen": str(self.listen), "http": http, "pid": self.pid}
-        return json.dumps({**facts, "recovery_seconds": self.recovery_seconds})
 
 
 class Broker:
@@ -229,7 +211,7 @@ def serve(
     asks.listen_to_signals()
     asks.when_ended(broker.shard.wait_ended, _FAILED)
     if until_stdin_ends:
-        asks.when_ended(_read_stdin_to_its_end, "end of stdin")
+        asks.when_ended(read_stdin_to_its_end, "end of stdin")
     places = {"listen": str(started.listen), "http": str(started.http or "off")}
     security = {"tls": settings.tls_cert is not None, "credentials": bool(settings.credentials)}
     _log.info("ready", extra=fields(**places, **security))
@@ -280,64 +262,6 @@ def _log_recovery(shard: Shard, seconds: float) -> None:
             replayed_bytes=shard.store.tail_bytes,
         ),
     )
-
-
-class Asks:
-    """What the main thread waits for, in the order in which it came.
-
-    The kernel may give a signal to any thread, and then a main thread that waits for a lock never
-    hears of it: so it waits for a pipe, into which the interpreter writes with every signal.
-    """
-
-    def __init__(self) -> None:
-        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._readable, self._writable = os.pipe()
-        os.set_blocking(self._writable, False)
-
-    def put(self, word: str) -> None:
-        """From any thread, and from signal handlers."""
-        self._words.put(word)
-        # A full pipe wakes the reader as well as one more byte would.
-        with suppress(BlockingIOError):
-            os.write(self._writable, b"\0")
-
-    def next(self) -> str:
-        """Waits. For the main thread."""
-        while self._words.empty():
-            os.read(self._readable, 4096)
-        return self._words.get()
-
-    def listen_to_signals(self) -> None:
-        """SIGTERM and SIGINT become words."""
-        signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda n, _: self.put(signal.Signals(n).name))
-
-    def when_ended(self, wait: Callable[[], None], word: str) -> None:
-        """Puts the word when the function returns, which runs in a thread of its own."""
-
-        def run() -> None:
-            try:
-                wait()
-            except Exception:
-                _log.exception("the broker failed while it ended")
-            self.put(word)
-
-        threading.Thread(target=run, name="fasti-watch", daemon=True).start()
-
-
-def _read_stdin_to_its_end() -> None:
-    with suppress(OSError):
-        while os.read(0, 4096):
-            pass
-
-
-def end(code: int) -> None:
-    """Ends the process now: gRPC's threads may wait for clients that will never answer."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 def _spare_the_collector() -> None:
