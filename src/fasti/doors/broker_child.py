@@ -136,6 +136,9 @@ class BrokerChild:
         if self._process is None:
             self.state = ENDED
             return
+        # A second SIGTERM would end it at once.
+        if self.state == STOPPING and number == signal.SIGTERM:
+            return
         self.state = STOPPING
         with suppress(ProcessLookupError):
             self._process.send_signal(number)

@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -33,6 +32,7 @@ from fasti.broker.machine_clock import watch_settings
 from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.shard import Shard
+from fasti.broker.shard_map import ShardMap
 from fasti.doors.credentials import Credentials
 from fasti.doors.flight import FlightDoor
 from fasti.doors.guard import Guard
@@ -40,10 +40,13 @@ from fasti.doors.http_child import HttpChild
 from fasti.doors.inner import InnerDoor
 from fasti.doors.lifetime import Asks, Ready, end, read_stdin_to_its_end
 from fasti.doors.listening import bind, check_free, read_authority, read_certificate
+from fasti.doors.peer import PeerDoor, PeerLinks
+from fasti.doors.peer_folder import PeerFolder
 from fasti.doors.sockets import AcceptedSockets
 from fasti.doors.warmup import warm_up
 from fasti.errors import AlreadyExists, FastiError
 from fasti.settings.load import ServeSettings
+from fasti.settings.peers import PeerMap
 from fasti.settings.values import Address
 from fasti.storage.directory import shard_storages
 
@@ -73,6 +76,10 @@ class Broker:
         self._liveness: Liveness
         self._http: HttpChild | None = None
         self._inner: InnerDoor | None = None
+        # With other processes beside this one.
+        self._folder: PeerFolder | None = None
+        self._links: PeerLinks | None = None
+        self._peer_door: PeerDoor | None = None
 
     def start(self) -> Ready:
         """Returns when clients are served. Raises what a person can act on."""
@@ -88,6 +95,8 @@ class Broker:
         try:
             warm_up(scraped=settings.http is not None)
             self._door = self._open_door(tls, credentials, client_ca)
+            if self._folder is not None:
+                self._peer_door = PeerDoor(self._folder, self.host, credentials)
             self._liveness = Liveness(self.host, AcceptedSockets(self._door.port).hang_up)
             self._liveness.start()
         except BaseException:
@@ -107,8 +116,9 @@ class Broker:
     def _open(self) -> float:
         begin = time.monotonic()
         settings = self._settings
-        shards = getattr(settings, "shards", None)
-        folders, storages = shard_storages(settings.data, shards, clone=settings.clone)
+        folders, storages = shard_storages(
+            settings.data, settings.shards, settings.serve_shards, settings.clone
+        )
         self.host = Host(
             storages,
             settings.shard,
@@ -116,10 +126,20 @@ class Broker:
             cluster=folders.cluster,
             metrics=self.metrics,
         )
+        if settings.peers is not None:
+            self._join(settings.peers)
         # A sequencer that sleeps until something is due must learn that it is due already.
         watch_settings(self._wake, self.host.threads)
         self.metrics.recovery_seconds = time.monotonic() - begin
         return self.metrics.recovery_seconds
+
+    def _join(self, peers: PeerMap) -> None:
+        """There are other processes: clients are told where, and shards can ask them."""
+        numbers = range(peers.shards)
+        self.host.map = ShardMap({n: str(peers.place_of(n).address) for n in numbers})
+        self._folder = PeerFolder(self._settings.data)
+        self._links = PeerLinks(self._folder, peers)
+        self.host.peers = self._links
 
     def _wake(self) -> None:
         self.host.clock.now_us()
@@ -173,12 +193,17 @@ class Broker:
         self.host.close_services()
         self._liveness.stop()
         # Calls that are under way end here; streams of clients that don't react would never.
-        ended = threading.Thread(target=self._door.stop, name="fasti-flight-stop", daemon=True)
+        ended = threading.Thread(target=self._stop_doors, name="fasti-flight-stop", daemon=True)
         ended.start()
         ended.join(_STREAMS_END_S)
         self.host.close()
         ended.join(_STREAMS_END_S / 4)
         self._end_http()
+
+    def _stop_doors(self) -> None:
+        self._door.stop()
+        if self._peer_door is not None:
+            self._peer_door.stop()
 
     def abandon(self) -> None:
         """The shard has failed: clients that are connected are told, and nothing is written."""
@@ -193,16 +218,20 @@ class Broker:
             self._http.stop()
         if self._inner is not None:
             self._inner.stop()
+        if self._links is not None:
+            self._links.close()
 
 
 def serve(
     settings: ServeSettings,
     ready: Callable[[Ready], None],
     until_stdin_ends: bool = False,
+    ready_line: str = "ready",
 ) -> None:
     """Runs a broker until a signal ends it. Raises what kept it from starting or ended it.
 
     For the main thread. `until_stdin_ends`: as if by a signal, when the process that started it is gone.
+    `ready_line` is what the log has when clients are served.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _raise_file_limit()
@@ -221,7 +250,7 @@ def serve(
         asks.when_ended(read_stdin_to_its_end, "end of stdin")
     places = {"listen": str(started.listen), "http": str(started.http or "off")}
     security = {"tls": settings.tls_cert is not None, "credentials": bool(settings.credentials)}
-    _log.info("ready", extra=fields(**places, **security))
+    _log.info(ready_line, extra=fields(**places, **security))
     ready(started)
     while (why := asks.next()) == _GIVE_BACK:
         give_memory_back()

@@ -24,7 +24,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
