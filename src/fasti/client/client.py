@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from fasti.client.certificates import Pem
     from fasti.client.changes import Changes
     from fasti.client.consumer import Consumer
-    from fasti.client.embedded_transport import EmbeddedTransport
     from fasti.client.flight_transport import FlightTransport
     from fasti.client.log_place import Start
     from fasti.client.messages import Messages
@@ -87,7 +86,7 @@ def connect(
     place = parse_address(address)
     checked_callback(on_failure)
     timeout_s = duration_us(timeout, "timeout") / 1_000_000
-    transport: EmbeddedTransport | FlightTransport
+    transport: Transport
     if place.directory is not None:
         with required("broker", "an embedded broker"):
             from fasti.client.embedded_transport import open_embedded
@@ -98,11 +97,16 @@ def connect(
         if embedded:
             name = min(embedded)
             raise InvalidArgument(f"connect has no option {name!r}", field=name)
-        transport = _flight_transport(place, token, tls_ca, tls_client_cert, timeout_s)
+        entry = _flight_transport(place, token, tls_ca, tls_client_cert, timeout_s)
+        transport = entry
         try:
-            hello = transport.connect()
+            hello = entry.connect()
+            if hello.get("shards", 1) > 1:
+                from fasti.client.shards.transport import over_flight
+
+                transport = over_flight(entry, hello)
         except FastiError:
-            transport.close()
+            entry.close()
             raise
     return Client(transport, owner, hello, timeout_s, on_failure=on_failure)
 
