@@ -198,18 +198,9 @@ class Host:
 
     def wait_ended(self) -> None:
         """Returns when one of the shards takes nothing any more: closed, or failed for good."""
-        if len(self._shards) == 1:
-            self.all_shards()[0].wait_ended()
-            return
         ended = threading.Event()
-
-        def wait(shard: Shard) -> None:
-            shard.wait_ended()
-            ended.set()
-
         for shard in self.all_shards():
-            name = f"fasti-watch-{shard.place.number}"
-            threading.Thread(target=wait, args=(shard,), name=name, daemon=True).start()
+            shard.when_ended(ended.set)
         ended.wait()
 
     @property
