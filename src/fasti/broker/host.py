@@ -18,6 +18,7 @@ from typing import Any
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.catalogue import Catalogue
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.peers import Peers
 from fasti.broker.placement import OneShard
 from fasti.broker.service import Header, Service
 from fasti.broker.shard import Shard
@@ -58,6 +59,8 @@ class Host:
         self.numbers = sorted(storages)
         # Replaced as a whole when it changes.
         self.map = ShardMap()
+        # Set before anything is served, where other processes have shards.
+        self.peers: Peers | None = None
         self.metrics = metrics or Metrics()
         self.stopping = False
         self.shared = SharedParts(self.settings, runtime, parks=True) if shards > 1 else None
