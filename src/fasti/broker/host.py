@@ -63,7 +63,7 @@ class Host:
         self.peers: Peers | None = None
         self.metrics = metrics or Metrics()
         self.stopping = False
-        self.shared = SharedParts(self.settings, runtime) if shards > 1 else None
+        self.shared = SharedParts(self.settings, runtime, parks=True) if shards > 1 else None
         self._shards: dict[int, Shard] = {}
         self.services: dict[int, Service] = {}
         try:
@@ -201,18 +201,9 @@ class Host:
 
     def wait_ended(self) -> None:
         """Returns when one of the shards takes nothing any more: closed, or failed for good."""
-        if len(self._shards) == 1:
-            self.all_shards()[0].wait_ended()
-            return
         ended = threading.Event()
-
-        def wait(shard: Shard) -> None:
-            shard.wait_ended()
-            ended.set()
-
         for shard in self.all_shards():
-            name = f"fasti-watch-{shard.place.number}"
-            threading.Thread(target=wait, args=(shard,), name=name, daemon=True).start()
+            shard.when_ended(ended.set)
         ended.wait()
 
     @property

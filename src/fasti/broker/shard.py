@@ -156,6 +156,7 @@ class Shard:
                 self.sequencer.wake,
                 self.threads,
                 self.stalls,
+                self.label("fasti-committer"),
             )
         except BaseException:
             self.store.close()
@@ -173,6 +174,10 @@ class Shard:
     def feed_name(self) -> FeedName:
         """What positions of the change feed belong to."""
         return FeedName(self.name, f"{self.store.journal.incarnation:016x}")
+
+    def label(self, name: str) -> str:
+        """The name of one of its threads: with the shard's number where there are several."""
+        return name if self.place.count == 1 else f"{name}-{self.place.number}"
 
     def submit(
         self, inputs: Sequence[Command], engine: Engine | None = None, lead: bool = False
@@ -243,9 +248,9 @@ class Shard:
         """Something has changed that the sequencer may be waiting for."""
         self.sequencer.wake()
 
-    def wait_ended(self) -> None:
-        """Returns when the sequencer takes nothing any more: closed, or failed for good."""
-        self.sequencer.wait()
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """Calls `tell` when the sequencer takes nothing any more: closed, or failed for good."""
+        self.sequencer.when_ended(tell)
 
     def checkpoint(self, timeout_s: float | None = None) -> None:
         """Writes a checkpoint now and returns when it is complete. Raises `timed_out`."""

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from fasti.client.certificates import Pem
     from fasti.client.changes import Changes
     from fasti.client.consumer import Consumer
-    from fasti.client.embedded_transport import EmbeddedTransport
     from fasti.client.flight_transport import FlightTransport
     from fasti.client.log_place import Start
     from fasti.client.messages import Messages
@@ -68,6 +67,7 @@ def connect(
         client = fasti.connect("fasti+tls://broker:7170", token="…", tls_ca="ca.pem")
         client = fasti.connect("embedded:./data")                 # no server
         client = fasti.connect("embedded:./data", durability="interval", segment_bytes=1 << 20)
+        client = fasti.connect("embedded:./new", shards=4)        # for good: see docs/scaling.md
 
     Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
     FASTI_TOKEN; without `tls_ca`, the certificate of the authority that signed the broker's (a file,
@@ -87,22 +87,26 @@ def connect(
     place = parse_address(address)
     checked_callback(on_failure)
     timeout_s = duration_us(timeout, "timeout") / 1_000_000
-    transport: EmbeddedTransport | FlightTransport
+    transport: Transport
     if place.directory is not None:
         with required("broker", "an embedded broker"):
-            from fasti.client.embedded_transport import open_embedded
+            from fasti.client.shards.embedded import open_directory
 
-        transport = open_embedded(place.directory, {**embedded}, timeout_s)
-        hello, _ = transport.call("hello")
+        transport, hello = open_directory(place.directory, {**embedded}, timeout_s)
     else:
         if embedded:
             name = min(embedded)
             raise InvalidArgument(f"connect has no option {name!r}", field=name)
-        transport = _flight_transport(place, token, tls_ca, tls_client_cert, timeout_s)
+        entry = _flight_transport(place, token, tls_ca, tls_client_cert, timeout_s)
+        transport = entry
         try:
-            hello = transport.connect()
+            hello = entry.connect()
+            if hello.get("shards", 1) > 1:
+                from fasti.client.shards.transport import over_flight
+
+                transport = over_flight(entry, hello)
         except FastiError:
-            transport.close()
+            entry.close()
             raise
     return Client(transport, owner, hello, timeout_s, on_failure=on_failure)
 

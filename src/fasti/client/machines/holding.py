@@ -34,7 +34,8 @@ _NO_WATCH = -1
 class Clock(Protocol):
     """The broker's clock, where it is read once per message."""
 
-    unsure_us: int
+    @property
+    def unsure_us(self) -> int: ...
 
     def now_us(self) -> int: ...
 
