@@ -135,9 +135,9 @@ class Topic:
         if "position" in header:
             from fasti.client.position import Position
 
-            place = header["position"]
-            # Of several shards it is a map.
-            at = Position.of(place) if isinstance(place, dict) else Position(header["shard"], place)
+            frame = header["position"]
+            # On several shards it is a place in the feed of each.
+            at = Position.of(frame) if isinstance(frame, dict) else Position(header["shard"], frame)
         paused = bool(header.get("paused", False))
         return cls(name, settings, dict(header.get("counts", {})), paused, at)
 
