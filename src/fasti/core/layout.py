@@ -32,6 +32,18 @@ _COMPARED_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
+class ShardPlace:
+    """Which shard one is, among how many: fixed when the data directory is made."""
+
+    number: int = 0
+    count: int = 1
+
+
+# The only shard there is.
+ALONE = ShardPlace()
+
+
+@dataclass(frozen=True)
 class Layout:
     """Where the partitions of one topic are. Any thread."""
 

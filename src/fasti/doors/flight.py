@@ -22,6 +22,7 @@ import pyarrow.flight as fl
 from fasti.broker.caller import Caller, caller_from
 from fasti.broker.calls.call_stream import SCHEMA, CallStream
 from fasti.broker.calls.requests import check_columns
+from fasti.broker.host import SHARD_NUMBER, Host, OneService
 from fasti.broker.logs import fields
 from fasti.broker.service import Service
 from fasti.doors.guard import Guard
@@ -66,7 +67,7 @@ class FlightDoor(fl.FlightServerBase):
 
     def __init__(
         self,
-        service: Service,
+        service: Service | Host,
         host: str = "127.0.0.1",
         port: int = 0,
         tls: tuple[bytes, bytes] | None = None,
@@ -80,6 +81,9 @@ class FlightDoor(fl.FlightServerBase):
         `advertise` is the host and port at which other machines reach this broker.
         """
         prepare_grpc()
+        # Which service a call is for, and the one that answers for all.
+        shards = service if isinstance(service, Host) else OneService(service)
+        self._shards, service = shards, shards.first
         scheme = "grpc+tls" if tls else "grpc"
         shown = f"[{host}]" if ":" in host else host
         super().__init__(
@@ -131,7 +135,8 @@ class FlightDoor(fl.FlightServerBase):
             self._heard(context)
             try:
                 header, parts = unpack(action.body, of_request=True)
-                reply, rows = self._service.call(caller, action.type, header, parts)
+                service = self._shards.service_for(action.type, header)
+                reply, rows = service.call(caller, action.type, header, parts)
                 body = pack(reply, rows)
             except FastiError as error:
                 body = pack({"error": error_to_json(error)})
@@ -141,7 +146,8 @@ class FlightDoor(fl.FlightServerBase):
         """Produce: batches in, receipts out."""
         line = self._heard(context)
         with _refusals(self._service):
-            intake = self._service.intake(_caller(context), _command(descriptor))
+            command = _command(descriptor)
+            intake = self._shards.service_of(command).intake(_caller(context), command)
             with closing(intake):
                 check_columns(reader.schema, intake.types, intake.needed)
 
@@ -182,7 +188,10 @@ class FlightDoor(fl.FlightServerBase):
         self, caller: Caller, command: dict[str, Any], reader: Any, writer: Any, line: Line
     ) -> None:
         """Reads, carries out and writes in this thread. Ends when the broker stops, behind an answer."""
-        with self._service.call_stream(caller, command) as stream:
+        # Each request names its shard.
+        command.pop(SHARD_NUMBER, None)
+        service, route = self._service, self._shards.service_for
+        with service.call_stream(caller, command, route) as stream:
             if len(reader.schema):
                 raise InvalidArgument("a stream of calls has no columns", field="schema")
             writer.begin(SCHEMA)
@@ -199,7 +208,8 @@ class FlightDoor(fl.FlightServerBase):
         self, caller: Caller, command: dict[str, Any], reader: Any, writer: Any, line: Line
     ) -> None:
         """Credits and returns in, leased messages and answers out."""
-        session = self._service.exchange(caller, command)
+        service = self._shards.service_of(command)
+        session = service.exchange(caller, command)
         try:
             writer.begin(session.schema)
 
@@ -229,14 +239,15 @@ class FlightDoor(fl.FlightServerBase):
                     session.close()
                     raise
         finally:
-            self._service.leave(session)
+            service.leave(session)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         """A plan: an endpoint for each partition, all on one snapshot."""
         self._heard(context)
         with _refusals(self._service):
             command = _command(descriptor)
-            schema, tickets = self._service.plan(_caller(context), command)
+            service = self._shards.service_of(command)
+            schema, tickets = service.plan(_caller(context), command)
             # Without an address, the tickets are for the broker that was asked.
             where = [self._advertise] if self._advertise else []
             endpoints = [fl.FlightEndpoint(dump(ticket), where) for ticket in tickets]
@@ -246,8 +257,10 @@ class FlightDoor(fl.FlightServerBase):
         """Reads what a ticket stands for."""
         line = self._heard(context)
         with _refusals(self._service):
-            schema, batches = self._service.read(_caller(context), parse_request(ticket.ticket))
-            return fl.GeneratorStream(schema, _guarded(self._service, batches, line))
+            command = parse_request(ticket.ticket)
+            service = self._shards.service_of(command)
+            schema, batches = service.read(_caller(context), command)
+            return fl.GeneratorStream(schema, _guarded(service, batches, line))
 
 
 class _Known(fl.ServerMiddleware):

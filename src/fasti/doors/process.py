@@ -29,13 +29,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from fasti.broker.host import Host
 from fasti.broker.liveness import Liveness
 from fasti.broker.logs import fields
 from fasti.broker.machine_clock import watch_settings
 from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.counts import Metrics
-from fasti.broker.placement import OneShard
-from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.doors.credentials import Credentials
 from fasti.doors.flight import FlightDoor
@@ -48,7 +47,7 @@ from fasti.doors.warmup import warm_up
 from fasti.errors import AlreadyExists, FastiError
 from fasti.settings.load import ServeSettings
 from fasti.settings.values import Address
-from fasti.storage.directory import directory_storage
+from fasti.storage.directory import shard_storages
 
 _log = logging.getLogger("fasti.broker")
 
@@ -87,8 +86,7 @@ class Broker:
         self._settings = settings
         self._give_memory_back = give_memory_back
         self.metrics = Metrics(series_max=settings.metrics_series_max)
-        self.shard: Shard
-        self.service: Service
+        self.host: Host
         self._door: FlightDoor
         self._liveness: Liveness
         self._http: HttpChild | None = None
@@ -106,36 +104,45 @@ class Broker:
         listener = bind(settings.http, _HTTP_PATIENCE_S) if settings.http else None
         seconds = self._open()
         try:
-            self.service = Service(OneShard(self.shard), self.metrics)
             warm_up(scraped=settings.http is not None)
             self._door = self._open_door(tls, credentials, client_ca)
-            self._liveness = Liveness(self.service, AcceptedSockets(self._door.port).hang_up)
+            self._liveness = Liveness(self.host, AcceptedSockets(self._door.port).hang_up)
             self._liveness.start()
         except BaseException:
-            self.shard.close(checkpoint=False)
+            self.host.close_services()
+            self.host.abandon()
             raise
         listen = Address(settings.listen.host, self._door.port)
         if listener is not None:
             token = credentials.add("fasti-http") if credentials else ""
             if client_ca is not None:
-                self._inner = InnerDoor(self.service, credentials)
-            self._http = HttpChild(listener, self._orders(listen, token), self.shard.threads)
+                self._inner = InnerDoor(self.host, credentials)
+            self._http = HttpChild(listener, self._orders(listen, token), self.host.threads)
             self._http.start()
         http = self._http.address if self._http else None
         return Ready(listen, http, os.getpid(), seconds)
 
     def _open(self) -> float:
         begin = time.monotonic()
-        storage = directory_storage(self._settings.data, self._settings.clone)
-        self.shard = Shard(storage, self._settings.shard)
+        settings = self._settings
+        shards = getattr(settings, "shards", None)
+        folders, storages = shard_storages(settings.data, shards, clone=settings.clone)
+        self.host = Host(
+            storages,
+            settings.shard,
+            shards=folders.shards,
+            cluster=folders.cluster,
+            metrics=self.metrics,
+        )
         # A sequencer that sleeps until something is due must learn that it is due already.
-        watch_settings(self._wake, self.shard.threads)
+        watch_settings(self._wake, self.host.threads)
         self.metrics.recovery_seconds = time.monotonic() - begin
         return self.metrics.recovery_seconds
 
     def _wake(self) -> None:
-        self.shard.clock.now_us()
-        self.shard.wake()
+        self.host.clock.now_us()
+        for shard in self.host.all_shards():
+            shard.wake()
 
     def _open_door(
         self,
@@ -148,7 +155,7 @@ class Broker:
         guard = Guard(self._settings.guard, self.metrics, guarded, self._give_memory_back)
         try:
             door = FlightDoor(
-                self.service,
+                self.host,
                 address.host,
                 address.port,
                 tls,
@@ -180,25 +187,24 @@ class Broker:
 
     def stop(self) -> None:
         """Answers what was handed over, writes a checkpoint, ends the doors."""
-        self.service.begin_stopping()
-        self.service.close()
+        self.host.begin_stopping()
+        self.host.close_services()
         self._liveness.stop()
         # Calls that are under way end here; streams of clients that don't react would never.
         ended = threading.Thread(target=self._door.stop, name="fasti-flight-stop", daemon=True)
         ended.start()
         ended.join(_STREAMS_END_S)
-        self.shard.close()
+        self.host.close()
         ended.join(_STREAMS_END_S / 4)
         self._end_http()
 
     def abandon(self) -> None:
         """The shard has failed: clients that are connected are told, and nothing is written."""
-        self.service.begin_stopping()
-        self.service.close()
+        self.host.begin_stopping()
+        self.host.close_services()
         self._liveness.stop()
         self._end_http()
-        with suppress(FastiError):
-            self.shard.close(checkpoint=False)
+        self.host.abandon()
 
     def _end_http(self) -> None:
         if self._http is not None:
@@ -223,11 +229,12 @@ def serve(
     asks = Asks()
     broker = Broker(settings, lambda: asks.put(_GIVE_BACK))
     started = broker.start()
-    _log_recovery(broker.shard, started.recovery_seconds)
+    for shard in broker.host.all_shards():
+        _log_recovery(shard, started.recovery_seconds, broker.host.shards)
     _spare_the_collector()
-    gc.callbacks.append(broker.shard.stalls.collector)
+    gc.callbacks.append(broker.host.all_shards()[0].stalls.collector)
     asks.listen_to_signals()
-    asks.when_ended(broker.shard.wait_ended, _FAILED)
+    asks.when_ended(broker.host.wait_ended, _FAILED)
     if until_stdin_ends:
         asks.when_ended(_read_stdin_to_its_end, "end of stdin")
     places = {"listen": str(started.listen), "http": str(started.http or "off")}
@@ -245,7 +252,7 @@ def serve(
 
 
 def _give_up(broker: Broker, asks: Asks, within_s: float) -> NoReturn:
-    failure = broker.shard.failure or FastiError("the shard ended")
+    failure = broker.host.failure or FastiError("the shard ended")
     _log.critical("the shard failed for good", extra=fields(code=failure.code, why=failure))
     # Whatever made it fail may hold this up too, and the next start takes nothing from it.
     _stop(broker.abandon, asks, within_s)
@@ -267,12 +274,14 @@ def _stop(stop: Callable[[], None], asks: Asks, within_s: float) -> None:
             end(128 + signal.Signals[word])
 
 
-def _log_recovery(shard: Shard, seconds: float) -> None:
+def _log_recovery(shard: Shard, seconds: float, shards: int) -> None:
+    which = {"shard": shard.place.number} if shards > 1 else {}
     topics = list(shard.engine.state.topics.values())
     live = sum(int(part.counts[1:5].sum()) for topic in topics for part in topic.partitions)
     _log.info(
         "recovered",
         extra=fields(
+            **which,
             seconds=round(seconds, 3),
             topics=len(topics),
             messages=live,

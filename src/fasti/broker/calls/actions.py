@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from fasti.broker.calls import (
 )
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
+from fasti.broker.calls.catalogue_calls import of_catalogue
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
 from fasti.broker.calls.requests import (
     Action,
@@ -58,13 +59,14 @@ if TYPE_CHECKING:
 def _hello(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    return {
+    told = {
         "server": version("fasti"),
         "protocol": VERSION,
         **service.clock.told(),
         "limits": asdict(service.limits),
         "shard": str(service.placement.catalogue.feed_name),
-    }, []
+    }
+    return told if service.host is None else {**told, **service.host.hello()}, []
 
 
 def _clock(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -84,7 +86,8 @@ def _accept_clock(service: Service, caller: Caller, header: Header, parts: Parts
     requests.checked(header)
     none(parts)
     changed = service.clock.accept()
-    for shard in service.placement.shards():
+    host = service.host
+    for shard in service.placement.shards() if host is None else host.all_shards():
         shard.record_clock()
         # What is due by it is due now.
         shard.wake()
@@ -100,6 +103,8 @@ def _health(service: Service, caller: Caller, header: Header, parts: Parts) -> A
 def _metrics(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
+    if service.host is not None:
+        return {"text": service.host.metrics_text()}, []
     return {"text": "".join(map(service.metrics.text, service.placement.shards()))}, []
 
 
@@ -141,13 +146,22 @@ def _create_topic(service: Service, caller: Caller, header: Header, parts: Parts
     fields = requests.checked(header, topic=str, settings={})
     name: str = fields["topic"]
     check_own(name)
-    settings = requests.settings(fields["settings"], TopicSettings())
+    settings = requests.settings(fields["settings"], _default_settings(service, fields["settings"]))
     shares = service.shares
     with service.topic_lock:
         created = not service.topics_of(service.placement.shard_of(name), name)
         with (shares.inboxes if name.startswith(INBOX) else shares.topics).making(caller, name):
             service.command(co.CreateTopic(name, settings))
     return {"created": created, "settings": settings.to_dict()}, []
+
+
+def _default_settings(service: Service, given: Header) -> TopicSettings:
+    """Where there are several shards, what has no order over the whole topic lies on all of them."""
+    default = TopicSettings()
+    spreads = given.get("kind", default.kind) in ("timeline", "kv")
+    if service.host is None or not spreads:
+        return default
+    return replace(default, partitions=service.host.shards)
 
 
 def _change_topic(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -381,9 +395,9 @@ ACTIONS: dict[str, Action] = {
     "checkpoint": _checkpoint,
     "scrub": _scrub,
     "scrub_status": _scrub_status,
-    "create_topic": _create_topic,
-    "change_topic": _change_topic,
-    "delete_topic": _delete_topic,
+    "create_topic": of_catalogue(_create_topic),
+    "change_topic": of_catalogue(_change_topic),
+    "delete_topic": of_catalogue(_delete_topic),
     "topic": _topic,
     "topics": _topics,
     "get": Quick(_get),
