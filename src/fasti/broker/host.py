@@ -18,6 +18,7 @@ from typing import Any
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.catalogue import Catalogue
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.peers import Peers
 from fasti.broker.placement import OneShard
 from fasti.broker.service import Header, Service
 from fasti.broker.shard import Shard
@@ -58,6 +59,8 @@ class Host:
         self.numbers = sorted(storages)
         # Replaced as a whole when it changes.
         self.map = ShardMap()
+        # Set before anything is served, where other processes have shards.
+        self.peers: Peers | None = None
         self.metrics = metrics or Metrics()
         self.stopping = False
         self.shared = SharedParts(self.settings, runtime, parks=True) if shards > 1 else None
@@ -198,18 +201,9 @@ class Host:
 
     def wait_ended(self) -> None:
         """Returns when one of the shards takes nothing any more: closed, or failed for good."""
-        if len(self._shards) == 1:
-            self.all_shards()[0].wait_ended()
-            return
         ended = threading.Event()
-
-        def wait(shard: Shard) -> None:
-            shard.wait_ended()
-            ended.set()
-
         for shard in self.all_shards():
-            name = f"fasti-watch-{shard.place.number}"
-            threading.Thread(target=wait, args=(shard,), name=name, daemon=True).start()
+            shard.when_ended(ended.set)
         ended.wait()
 
     @property

@@ -250,9 +250,9 @@ class Shard:
         """Something has changed that the sequencer may be waiting for."""
         self.sequencer.wake()
 
-    def wait_ended(self) -> None:
-        """Returns when the sequencer takes nothing any more: closed, or failed for good."""
-        self.sequencer.wait()
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """Calls `tell` when the sequencer takes nothing any more: closed, or failed for good."""
+        self.sequencer.when_ended(tell)
 
     def checkpoint(self, timeout_s: float | None = None) -> None:
         """Writes a checkpoint now and returns when it is complete. Raises `timed_out`."""

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from fasti.broker.caller import Caller, caller_from
+from fasti.broker.caller import PEER, Caller, caller_from
 from fasti.broker.calls.call_stream import SCHEMA, CallStream
 from fasti.broker.calls.requests import check_columns
 from fasti.broker.host import SHARD_NUMBER, Host, OneService
@@ -75,10 +75,12 @@ class FlightDoor(fl.FlightServerBase):
         guard: Guard | None = None,
         client_ca: bytes | None = None,
         advertise: str = "",
+        inside: bool = False,
     ) -> None:
         """`host` may be the path of a Unix socket, with a slash in front; then without a port.
 
-        `advertise` is the host and port at which other machines reach this broker.
+        `advertise` is the host and port at which other machines reach this broker. `inside`: only
+        processes of this broker can reach it, and calls without a token are theirs.
         """
         prepare_grpc()
         # Which service a call is for, and the one that answers for all.
@@ -91,11 +93,19 @@ class FlightDoor(fl.FlightServerBase):
             tls_certificates=[tls] if tls else None,
             verify_client=client_ca is not None,
             root_certificates=client_ca,
-            middleware={_CREDENTIALS: _Tokens(credentials, service)} if credentials else None,
+            middleware=self._middleware(credentials, service, inside),
         )
         self._service = service
         self._guard = guard
         self._advertise = f"grpc+{'tls' if tls else 'tcp'}://{advertise}" if advertise else ""
+
+    @staticmethod
+    def _middleware(
+        credentials: Credentials | None, service: Service, inside: bool
+    ) -> dict[str, Any] | None:
+        if inside:
+            return {_CREDENTIALS: _Insiders(credentials, service)}
+        return {_CREDENTIALS: _Tokens(credentials, service)} if credentials else None
 
     def start(self) -> None:
         """Begins to watch its connections. It listens since it was made.
@@ -317,6 +327,30 @@ class _Tokens(fl.ServerMiddlewareFactory):
             _log.warning("a call was refused: %s", why, extra=facts)
 
 
+class _Peer(fl.ServerMiddleware):
+    """Of a call by a process of this broker."""
+
+
+class _Insiders(_Tokens):
+    """At a socket that only processes of this broker can reach: they need no token. One that a call has
+    is that of somebody in whose name it is made, and is looked at as at any door.
+    """
+
+    def __init__(self, credentials: Credentials | None, service: Service) -> None:
+        super().__init__(credentials or _NoCredentials(), service)
+
+    def start_call(self, info: Any, headers: Any) -> Any:
+        """Called by gRPC before each call."""
+        return super().start_call(info, headers) if headers.get("authorization") else _Peer()
+
+
+class _NoCredentials:
+    """Nobody has a token."""
+
+    def check(self, token: str) -> str | None:
+        return None
+
+
 def _token(headers: Any) -> str:
     """The token of a call. Raises `unauthenticated` with what is odd about it."""
     values = headers.get("authorization")
@@ -338,6 +372,8 @@ def _unknown_token() -> Unauthenticated:
 def _caller(context: Any) -> Caller:
     """By its token; without one by its certificate, if it showed one."""
     known = context.get_middleware(_CREDENTIALS)
+    if isinstance(known, _Peer):
+        return PEER
     name = known.name if known is not None else context.peer_identity().decode(errors="replace")
     return caller_from(name, _peer(context))
 
