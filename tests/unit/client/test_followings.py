@@ -150,7 +150,7 @@ def test_changes_follow_every_shard_and_each_position_moves_by_itself() -> None:
     shards = FeedShards()
     changes = Changes(
         shards, start="latest", topic=None, payload=False, follow=True, timeout="200ms"
-    )  # type: ignore[arg-type]
+    )
     assert changes.position.frames == dict.fromkeys(FEEDS, 10)
     shards.shards[1].on_open = lambda stream: stream.arrived({"position": 12}, changes_batch([12]))
     table = next(changes)
@@ -172,7 +172,7 @@ def test_what_is_gone_says_of_which_shard() -> None:
     shards = FeedShards()
     changes = Changes(
         shards, start="earliest", topic=None, payload=False, follow=True, timeout="20s"
-    )  # type: ignore[arg-type]
+    )
     shards.shards[2].on_open = lambda stream: stream.end(Gone("dropped", details={"first": 4}))
     with pytest.raises(Gone) as caught:
         next(changes)
@@ -184,18 +184,18 @@ def test_a_start_must_be_a_place_in_every_shard() -> None:
     shards = FeedShards()
     options: dict[str, Any] = {"topic": None, "payload": False, "follow": True, "timeout": None}
     with pytest.raises(InvalidArgument, match="each of its 3 shards"):
-        Changes(shards, start=Position(FEEDS[0], 3), **options)  # type: ignore[arg-type]
+        Changes(shards, start=Position(FEEDS[0], 3), **options)
     other = Position.of({FEEDS[0]: 1, FEEDS[1]: 1, "2.00000000000000dd": 1})
     with pytest.raises(Gone):
-        Changes(shards, start=str(other), **options)  # type: ignore[arg-type]
-    made = Changes(shards, start=str(Position.of(dict.fromkeys(FEEDS, 3))), **options)  # type: ignore[arg-type]
+        Changes(shards, start=str(other), **options)
+    made = Changes(shards, start=str(Position.of(dict.fromkeys(FEEDS, 3))), **options)
     assert made.position.frames == dict.fromkeys(FEEDS, 3)
     made.close()
 
 
 def test_changes_that_are_thrown_away_end() -> None:
     shards = FeedShards()
-    changes = Changes(shards, start="latest", topic=None, payload=False, follow=True, timeout="1ms")  # type: ignore[arg-type]
+    changes = Changes(shards, start="latest", topic=None, payload=False, follow=True, timeout="1ms")
     assert next(changes, None) is None
     gone = weakref.ref(changes)
     following = changes._following
@@ -219,7 +219,7 @@ def log_batch(partition: int, first: int, count: int) -> pa.RecordBatch:
 def test_a_reader_asks_each_shard_for_its_own_partitions() -> None:
     shards = FeedShards(kind="log")
     saved = {number: 2 * number for number in range(6)}
-    reader = Reader(shards, "events", start=saved, follow=True, timeout="20s")  # type: ignore[arg-type]
+    reader = Reader(shards, "events", start=saved, follow=True, timeout="20s")
     with reader:
         assert reader.position == saved
         mine = {int(n): int(n) * 2 for n in shards.layout("events").own(1)}
@@ -240,7 +240,7 @@ def test_a_reader_asks_each_shard_for_its_own_partitions() -> None:
 def test_an_offset_without_its_partition_is_refused_where_there_are_several() -> None:
     shards = FeedShards(kind="log")
     with pytest.raises(InvalidArgument, match="name the partition"):
-        Reader(shards, "events", start=5).begin()  # type: ignore[arg-type]
+        Reader(shards, "events", start=5).begin()
 
 
 def kv_batch(position: int, keys: list[str]) -> pa.RecordBatch:
@@ -263,7 +263,7 @@ def kv_batch(position: int, keys: list[str]) -> pa.RecordBatch:
 
 def test_a_watch_is_of_every_shard_and_goes_on_by_its_position() -> None:
     shards = FeedShards()
-    watch = Watch(shards, "profiles", None, None, "200ms")  # type: ignore[arg-type]
+    watch = Watch(shards, "profiles", None, None, "200ms")
     assert watch.position == {0: 5, 1: 6, 2: 7}
     shards.streams(1)[0].arrived({"position": 9}, kv_batch(9, ["a", "b"]))
     assert next(watch).key == "a"
@@ -272,9 +272,9 @@ def test_a_watch_is_of_every_shard_and_goes_on_by_its_position() -> None:
     assert next(watch).key == "b"
     assert watch.position == {0: 5, 1: 9, 2: 7}
     watch.close()
-    again = Watch(shards, "profiles", {"0": 5, "1": 9, "2": 7}, None, None)  # type: ignore[arg-type,dict-item]
+    again = Watch(shards, "profiles", {"0": 5, "1": 9, "2": 7}, None, None)
     assert [shards.streams(n)[-1].descriptor["position"] for n in range(3)] == [5, 9, 7]
     again.close()
     for wrong in (7, {0: 5}, {0: 5, 1: 9, 2: 7, 3: 1}):
         with pytest.raises(InvalidArgument, match="a number for each of its shards"):
-            Watch(shards, "profiles", wrong, None, None)  # type: ignore[arg-type]
+            Watch(shards, "profiles", wrong, None, None)
