@@ -138,7 +138,9 @@ class Shard:
         settings = self.settings
         self.store = ShardStore(self._storage, settings, cut_after)
         try:
-            self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
+            self.engine = Engine(
+                settings.memory_bytes, settings.leases_max, settings.limits, self.place
+            )
             self.store.load(self.engine)
             if cut_after is None:
                 expected_us = clock_record.expected_us(self.store.storage, self._machine)
