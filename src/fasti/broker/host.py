@@ -95,7 +95,7 @@ class Host:
         shares = Shares(placement)
         shares.leases = LeaseShare(placement)
         for number, shard in self._shards.items():
-            metrics = Metrics(series_max=self.metrics.series_max)
+            metrics = Metrics(series_max=self.metrics.series_max // len(self._shards))
             self.services[number] = Service(OneShard(shard), metrics, threaded, self, shares)
 
     def _undo(self) -> None:
@@ -160,7 +160,10 @@ class Host:
 
     def metrics_text(self) -> str:
         """The page of the whole process."""
-        return self.first.metrics.text(self.all_shards()[0])
+        # Imported late: a broker is ready sooner without it.
+        from fasti.broker.metrics.host_page import write
+
+        return write(self)
 
     def hello(self) -> dict[str, Any]:
         """What `hello` tells of the shards; nothing where there is one."""
@@ -219,7 +222,7 @@ class OneService:
     """For a door before a service without a host: it has one shard."""
 
     def __init__(self, service: Service) -> None:
-        self.first = service
+        self.first, self.metrics = service, service.metrics
 
     def service_of(self, header: Header) -> Service:
         """The only one. Raises `invalid_argument` for another number than 0."""

@@ -24,6 +24,7 @@ from fasti.broker.calls.call_stream import SCHEMA, CallStream
 from fasti.broker.calls.requests import check_columns
 from fasti.broker.host import SHARD_NUMBER, Host, OneService
 from fasti.broker.logs import fields
+from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.doors.guard import Guard
 from fasti.doors.strangers import Line
@@ -93,7 +94,7 @@ class FlightDoor(fl.FlightServerBase):
             tls_certificates=[tls] if tls else None,
             verify_client=client_ca is not None,
             root_certificates=client_ca,
-            middleware=self._middleware(credentials, service, inside),
+            middleware=self._middleware(credentials, shards.metrics, inside),
         )
         self._service = service
         self._guard = guard
@@ -101,11 +102,11 @@ class FlightDoor(fl.FlightServerBase):
 
     @staticmethod
     def _middleware(
-        credentials: Credentials | None, service: Service, inside: bool
+        credentials: Credentials | None, metrics: Metrics, inside: bool
     ) -> dict[str, Any] | None:
         if inside:
-            return {_CREDENTIALS: _Insiders(credentials, service)}
-        return {_CREDENTIALS: _Tokens(credentials, service)} if credentials else None
+            return {_CREDENTIALS: _Insiders(credentials, metrics)}
+        return {_CREDENTIALS: _Tokens(credentials, metrics)} if credentials else None
 
     def start(self) -> None:
         """Begins to watch its connections. It listens since it was made.
@@ -296,9 +297,9 @@ class _Tokens(fl.ServerMiddlewareFactory):
     already: it is left to `do_action` to refuse. Everything else is refused before any of it is read.
     """
 
-    def __init__(self, credentials: Credentials, service: Service) -> None:
+    def __init__(self, credentials: Credentials, metrics: Metrics) -> None:
         super().__init__()
-        self._credentials, self._service = credentials, service
+        self._credentials, self._metrics = credentials, metrics
         self._logged_at = -_LOG_EVERY_S
 
     def start_call(self, info: Any, headers: Any) -> _Known | _Refused:
@@ -318,7 +319,7 @@ class _Tokens(fl.ServerMiddlewareFactory):
 
     def note(self, why: str, call: str, peer: str = "-") -> None:
         """Counted each time, logged now and then: a stranger may try for hours. Never the token."""
-        metrics = self._service.metrics
+        metrics = self._metrics
         metrics.unauthenticated()
         now = time.monotonic()
         if now - self._logged_at >= _LOG_EVERY_S:
@@ -336,8 +337,8 @@ class _Insiders(_Tokens):
     is that of somebody in whose name it is made, and is looked at as at any door.
     """
 
-    def __init__(self, credentials: Credentials | None, service: Service) -> None:
-        super().__init__(credentials or _NoCredentials(), service)
+    def __init__(self, credentials: Credentials | None, metrics: Metrics) -> None:
+        super().__init__(credentials or _NoCredentials(), metrics)
 
     def start_call(self, info: Any, headers: Any) -> Any:
         """Called by gRPC before each call."""
