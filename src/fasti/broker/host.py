@@ -18,6 +18,7 @@ from typing import Any
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.catalogue import Catalogue
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.peers import Peers
 from fasti.broker.placement import OneShard
 from fasti.broker.service import Header, Service
 from fasti.broker.shard import Shard
@@ -58,9 +59,11 @@ class Host:
         self.numbers = sorted(storages)
         # Replaced as a whole when it changes.
         self.map = ShardMap()
+        # Set before anything is served, where other processes have shards.
+        self.peers: Peers | None = None
         self.metrics = metrics or Metrics()
         self.stopping = False
-        self.shared = SharedParts(self.settings, runtime) if shards > 1 else None
+        self.shared = SharedParts(self.settings, runtime, parks=True) if shards > 1 else None
         self._shards: dict[int, Shard] = {}
         self.services: dict[int, Service] = {}
         try:
@@ -92,7 +95,7 @@ class Host:
         shares = Shares(placement)
         shares.leases = LeaseShare(placement)
         for number, shard in self._shards.items():
-            metrics = Metrics(series_max=self.metrics.series_max)
+            metrics = Metrics(series_max=self.metrics.series_max // len(self._shards))
             self.services[number] = Service(OneShard(shard), metrics, threaded, self, shares)
 
     def _undo(self) -> None:
@@ -157,7 +160,10 @@ class Host:
 
     def metrics_text(self) -> str:
         """The page of the whole process."""
-        return self.first.metrics.text(self.all_shards()[0])
+        # Imported late: a broker is ready sooner without it.
+        from fasti.broker.metrics.host_page import write
+
+        return write(self)
 
     def hello(self) -> dict[str, Any]:
         """What `hello` tells of the shards; nothing where there is one."""
@@ -198,18 +204,9 @@ class Host:
 
     def wait_ended(self) -> None:
         """Returns when one of the shards takes nothing any more: closed, or failed for good."""
-        if len(self._shards) == 1:
-            self.all_shards()[0].wait_ended()
-            return
         ended = threading.Event()
-
-        def wait(shard: Shard) -> None:
-            shard.wait_ended()
-            ended.set()
-
         for shard in self.all_shards():
-            name = f"fasti-watch-{shard.place.number}"
-            threading.Thread(target=wait, args=(shard,), name=name, daemon=True).start()
+            shard.when_ended(ended.set)
         ended.wait()
 
     @property
@@ -225,7 +222,7 @@ class OneService:
     """For a door before a service without a host: it has one shard."""
 
     def __init__(self, service: Service) -> None:
-        self.first = service
+        self.first, self.metrics = service, service.metrics
 
     def service_of(self, header: Header) -> Service:
         """The only one. Raises `invalid_argument` for another number than 0."""

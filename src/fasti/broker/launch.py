@@ -5,14 +5,15 @@ the broker has said that it is ready (over a pipe: nothing polls), and lets the 
 it, pause it and start it again on the same data and the same port, which is kept for it meanwhile: no
 other process is given it. A broker whose starter is gone, however that ended, stops by itself.
 
+A broker of several processes is started as one and stopped as one; `kill_process` and its neighbours are
+for one of its processes, by number.
+
 Not thread-safe: one thread starts and ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -25,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from fasti.broker.ports import reserve
+from fasti.broker.process_events import ProcessEvents
 from fasti.errors import FastiError, TimedOut, Unavailable, error_from_code
 from fasti.settings.declared import BY_KEY, SETTINGS
 from fasti.settings.load import CONFIG_VARIABLE
@@ -33,6 +36,7 @@ from fasti.settings.values import Address, Switch, read_address
 _START_S = 60.0
 _STOP_S = 60.0
 _LOG_TAIL_BYTES = 8_192
+_LOOK_S = 0.001
 
 
 class BrokerProcess:
@@ -44,6 +48,8 @@ class BrokerProcess:
         *,
         listen: str = "127.0.0.1:0",
         http: str = "off",
+        shards: int | None = None,
+        processes: int = 1,
         settings: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         started: bool = True,
@@ -51,6 +57,11 @@ class BrokerProcess:
         self.data = Path(data)
         self._listen, self._http = listen, http
         self._settings = dict(settings or {})
+        if shards is not None:
+            self._settings["shards"] = shards
+        if processes > 1:
+            self._settings["processes"] = processes
+        self._events = ProcessEvents()
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -109,8 +120,10 @@ class BrokerProcess:
         """Returns when it is ready. Raises the error that it ended with instead."""
         assert not self.running, "it runs already"
         begin = time.monotonic()
-        self._listen, self._http = self._with_port(self._listen), self._with_port(self._http)
+        self._listen = self._with_ports(self._listen, int(self._settings.get("processes", 1)))
+        self._http = self._with_ports(self._http)
         readable, writable = os.pipe()
+        self._events.follow(readable)
         try:
             self._process = subprocess.Popen(
                 self._command(writable),
@@ -122,38 +135,25 @@ class BrokerProcess:
                 # Ctrl-C in a terminal is for the process that started it, which then ends it.
                 start_new_session=True,
             )
-            os.close(writable)
-            writable = -1
-            ready = self._wait_ready(readable, timeout)
         finally:
-            os.close(readable)
-            if writable >= 0:
-                os.close(writable)
+            os.close(writable)
+        ready = self._wait_ready(timeout)
         self.start_seconds = time.monotonic() - begin
         self.recovery_seconds = ready["recovery_seconds"]
         self._listen, self._http = ready["listen"], ready["http"] or "off"
 
-    def _with_port(self, place: str) -> str:
-        """The same address; if any port will do, with one that is kept for this broker.
-
-        Bound, but not listened at: the system gives it to no other process, also while the broker is
-        away, and the broker may listen there because both allow the address to be used again.
+    def _with_ports(self, place: str, count: int = 1) -> str:
+        """The same address; if any port will do, with one that is kept for this broker, as those are that
+        follow it for its other processes.
         """
         if place == "off" or (address := read_address(place)).port != 0:
             return place
         try:
-            addresses = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
-            reservation = socket.socket(addresses[0][0], socket.SOCK_STREAM)
+            kept = reserve(address, count)
         except OSError:
             return place  # The broker says what is wrong with it.
-        try:
-            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reservation.bind(addresses[0][4])
-        except OSError:
-            reservation.close()
-            return place
-        self._reservations.append(reservation)
-        return str(Address(address.host, reservation.getsockname()[1]))
+        self._reservations += kept
+        return str(Address(address.host, kept[0].getsockname()[1]))
 
     def _command(self, ready_fd: int) -> list[str]:
         given = {**self._settings, "data": self.data, "listen": self._listen, "http": self._http}
@@ -173,19 +173,16 @@ class BrokerProcess:
         rest = {name: value for name, value in os.environ.items() if name not in not_meant}
         return {**rest, **self._env}
 
-    def _wait_ready(self, readable: int, timeout: float) -> dict[str, Any]:
-        line = b""
-        deadline = time.monotonic() + timeout
-        while not line.endswith(b"\n"):
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([readable], [], [], left)[0]:
-                self.kill()
-                raise TimedOut(f"the broker was not ready within {timeout:g} s\n{self._log_tail()}")
-            piece = os.read(readable, 4096)
-            if not piece:
-                raise self._why_it_ended()
-            line += piece
-        ready: dict[str, Any] = json.loads(line)
+    def _wait_ready(self, timeout: float) -> dict[str, Any]:
+        try:
+            ready = self._events.read(timeout)
+        except TimeoutError:
+            self.kill()
+            raise TimedOut(
+                f"the broker was not ready within {timeout:g} s\n{self._log_tail()}"
+            ) from None
+        if ready is None:
+            raise self._why_it_ended()
         return ready
 
     def _why_it_ended(self) -> FastiError:
@@ -203,9 +200,20 @@ class BrokerProcess:
     # Ending
 
     def kill(self) -> None:
-        """SIGKILL: as if the process had crashed."""
+        """SIGKILL: as if the process had crashed; of several, all of them."""
+        self._end_supervisor(self._events.pids())
+
+    def kill_supervisor(self) -> None:
+        """SIGKILL, only for the process that looks after the others: they stop by themselves."""
+        self._end_supervisor([])
+
+    def _end_supervisor(self, others: list[int]) -> None:
         process = self._running()
+        # It first: it would start the others again.
         process.kill()
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
         self._forget()
 
@@ -249,6 +257,61 @@ class BrokerProcess:
         """SIGCONT: goes on where it was."""
         self._running().send_signal(signal.SIGCONT)
 
+    # One of several processes
+
+    def process_pid(self, number: int) -> int:
+        """Of a process that serves now. Raises `unavailable` if it doesn't."""
+        facts = self._events.facts(number)
+        if facts.get("state") != "up":
+            raise Unavailable(f"process {number} does not serve: {facts}\n{self._log_tail()}")
+        return int(facts["pid"])
+
+    def wait_process(
+        self, number: int, other_than: int | None = None, timeout: float = _START_S
+    ) -> int:
+        """Returns the pid of a process when it serves; with `other_than`, when that one was replaced."""
+
+        def serves(facts: dict[str, Any]) -> bool:
+            return facts.get("state") == "up" and facts["pid"] != other_than
+
+        try:
+            facts = self._events.wait(number, serves, timeout)
+        except TimeoutError:
+            raise TimedOut(
+                f"process {number} did not serve within {timeout:g} s\n{self._log_tail()}"
+            ) from None
+        return int(facts["pid"])
+
+    def wait_change(self, number: int, timeout: float = _START_S) -> dict[str, Any]:
+        """Returns what is said of a process, when something is said the next time."""
+        before = self._events.facts(number)
+        return self._events.wait(number, lambda facts: facts is not before, timeout)
+
+    def kill_process(self, number: int) -> int:
+        """SIGKILL for one of the processes, which is then started again; the pid that it had."""
+        return self._signal_process(number, signal.SIGKILL)
+
+    def pause_process(self, number: int) -> int:
+        """SIGSTOP for one of the processes; its pid. Returns when it has stopped, where that can be seen."""
+        pid = self._signal_process(number, signal.SIGSTOP)
+        # It is no child of this process, so there is nothing to wait for.
+        while _runs(pid):
+            time.sleep(_LOOK_S)
+        return pid
+
+    def resume_process(self, number: int) -> int:
+        """SIGCONT for one of the processes; its pid."""
+        return self._signal_process(number, signal.SIGCONT)
+
+    def restart_processes(self) -> None:
+        """SIGHUP: all are started anew, one after the other. Returns at once."""
+        self._running().send_signal(signal.SIGHUP)
+
+    def _signal_process(self, number: int, what: signal.Signals) -> int:
+        pid = self.process_pid(number)
+        os.kill(pid, what)
+        return pid
+
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise Unavailable(f"the broker does not run\n{self._log_tail()}")
@@ -258,6 +321,7 @@ class BrokerProcess:
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
+        self._events.close()
 
     def close(self) -> None:
         """Stops it, if it runs, and lets its log and its ports go."""
@@ -281,3 +345,12 @@ class BrokerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _runs(pid: int) -> bool:
+    """Whether a thread of a process is not stopped; False where the system doesn't tell."""
+    states = []
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            states.append(status.read_text().rpartition(") ")[2][0])
+    return any(state not in "TtZX" for state in states)

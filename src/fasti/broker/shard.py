@@ -138,7 +138,9 @@ class Shard:
         settings = self.settings
         self.store = ShardStore(self._storage, settings, cut_after)
         try:
-            self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
+            self.engine = Engine(
+                settings.memory_bytes, settings.leases_max, settings.limits, self.place
+            )
             self.store.load(self.engine)
             if cut_after is None:
                 expected_us = clock_record.expected_us(self.store.storage, self._machine)
@@ -156,6 +158,7 @@ class Shard:
                 self.sequencer.wake,
                 self.threads,
                 self.stalls,
+                self.label("fasti-committer"),
             )
         except BaseException:
             self.store.close()
@@ -173,6 +176,10 @@ class Shard:
     def feed_name(self) -> FeedName:
         """What positions of the change feed belong to."""
         return FeedName(self.name, f"{self.store.journal.incarnation:016x}")
+
+    def label(self, name: str) -> str:
+        """The name of one of its threads: with the shard's number where there are several."""
+        return name if self.place.count == 1 else f"{name}-{self.place.number}"
 
     def submit(
         self, inputs: Sequence[Command], engine: Engine | None = None, lead: bool = False
@@ -243,9 +250,9 @@ class Shard:
         """Something has changed that the sequencer may be waiting for."""
         self.sequencer.wake()
 
-    def wait_ended(self) -> None:
-        """Returns when the sequencer takes nothing any more: closed, or failed for good."""
-        self.sequencer.wait()
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """Calls `tell` when the sequencer takes nothing any more: closed, or failed for good."""
+        self.sequencer.when_ended(tell)
 
     def checkpoint(self, timeout_s: float | None = None) -> None:
         """Writes a checkpoint now and returns when it is complete. Raises `timed_out`."""

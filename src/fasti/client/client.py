@@ -69,6 +69,7 @@ def connect(
         client = fasti.connect("fasti+tls://broker:7170", token="…", tls_ca="ca.pem")
         client = fasti.connect("embedded:./data")                 # no server
         client = fasti.connect("embedded:./data", durability="interval", segment_bytes=1 << 20)
+        client = fasti.connect("embedded:./new", shards=4)        # for good: see docs/scaling.md
 
     Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
     FASTI_TOKEN; without `tls_ca`, the certificate of the authority that signed the broker's (a file,
@@ -91,10 +92,9 @@ def connect(
     transport: Transport
     if place.directory is not None:
         with required("broker", "an embedded broker"):
-            from fasti.client.embedded_transport import open_embedded
+            from fasti.client.shards.embedded import open_directory
 
-        transport = open_embedded(place.directory, {**embedded}, timeout_s)
-        hello, _ = transport.call("hello")
+        transport, hello = open_directory(place.directory, {**embedded}, timeout_s)
     else:
         if embedded:
             name = min(embedded)

@@ -33,6 +33,7 @@ from fasti.core.delivery.verbs import ack_together, find_acks
 from fasti.core.idle import Idle
 from fasti.core.kind import Handler, Kind
 from fasti.core.kinds import KIND_CLASSES
+from fasti.core.layout import ALONE, ShardPlace
 from fasti.core.replies import Done, Reply, Step, TransactionReply
 from fasti.core.routing import bindings, fanout
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
@@ -90,10 +91,11 @@ class Engine:
         memory_bytes: int = 4 << 30,
         leases_max: int = 1 << 20,
         limits: Limits | None = None,
+        place: ShardPlace = ALONE,
     ) -> None:
         self.limits = limits or Limits()
         self.memory = Memory(memory_bytes, leases_max, self.limits.producers_max)
-        self.state = ShardState(self.memory)
+        self.state = ShardState(self.memory, place)
         self.snapshots = OpenSnapshots(self.state)
         self.turns = TimelineTurns(self.state)
         self.slices = Slices(self.state)
@@ -270,6 +272,8 @@ class Engine:
         topic = self.state.by_name.get(acks[0].topic)
         if topic is None or topic.settings.kind not in self._by_kind[commands.Ack]:
             return ()
+        if topic.own is not None and not all(topic.own.has_ids(ack.ids) for ack in acks):
+            return ()
         mark = work.mark()
         work.begin_group()
         try:
@@ -333,6 +337,8 @@ class Engine:
             )
         if not topic.kind.traits.has_groups and bool(getattr(command, "group", "")):
             raise InvalidArgument("groups are for log topics", field="group")
+        if topic.own is not None:
+            topic.own.check_command(topic, command)
         return self._produce if type(command) is commands.Produce else by_kind[kind]
 
     def _produce(self, work: Work, command: commands.Produce) -> Reply:

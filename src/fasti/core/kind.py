@@ -44,6 +44,8 @@ class Kind:
 
     traits: ClassVar[Traits]
     in_transactions: ClassVar[tuple[type, ...]] = ()
+    # Whether a shard has some partitions of a topic only; otherwise each has the topic whole.
+    is_spread: ClassVar[bool] = True
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.state, self.limits = engine, engine.state, engine.limits

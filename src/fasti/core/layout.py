@@ -2,6 +2,9 @@
 
     shard(topic, p) = (XXH64(home) + p mod width) mod shards
 
+A key's partition is its public hash modulo their number, and in logs the one that it ranks highest (as
+`core/columns/hashing.py` has it): a layout of a log knows that it is one.
+
 `home` is a word: topics with equal words, numbers of partitions and widths have equal partitions on equal
 shards, so that what belongs together by its key can change together. `width` is over how many shards a
 topic is spread, all of them by default. Both are fixed when the topic is made, and so is the number of
@@ -51,11 +54,14 @@ class Layout:
     partitions: int = 1
     home: str = ""
     width: int = 0
+    # Of a log: keys choose their partition by rank.
+    is_log: bool = False
 
     @classmethod
     def of(cls, settings: TopicSettings, shards: int) -> Layout:
         """That of a topic with these settings, among so many shards."""
-        return cls(shards, settings.partitions, settings.home, settings.width)
+        is_log = settings.kind == "log"
+        return cls(shards, settings.partitions, settings.home, settings.width, is_log)
 
     @cached_property
     def by_partition(self) -> Int64s:
@@ -80,9 +86,15 @@ class Layout:
         return np.flatnonzero(self.by_partition == shard)
 
     def shards_of_keys(self, keys: pa.Array) -> Int64s:
-        """The shard of each key of a string or binary column; of a null, that of partition 0's hash."""
-        partitions = _hashes(keys) % np.uint64(self.partitions)
-        return self.by_partition[partitions.astype(np.int64)]
+        """The shard of each key of a string or binary column; of a null, that of the hash 0."""
+        return self.by_partition[self._partitions_of(_hashes(keys))]
+
+    def _partitions_of(self, hashes: NDArray[np.uint64]) -> Int64s:
+        if self.is_log:
+            from fasti.core.columns.hashing import ranked_partitions
+
+            return ranked_partitions(hashes, self.partitions)
+        return (hashes % np.uint64(self.partitions)).astype(np.int64)
 
     def shard_of_key(self, key: str) -> int:
         """The shard of one key. For every `send`: nothing of Arrow for a single one."""
@@ -107,6 +119,11 @@ class Layout:
         """
         if self.shards == 1 or (self.all_shards == target.all_shards and len(self.all_shards) == 1):
             return True
+        if self.is_log != target.is_log:
+            return False
+        if self.is_log:
+            equal = self.partitions == target.partitions
+            return equal and bool((self.by_partition == target.by_partition).all())
         turns = lcm(self.partitions, target.partitions)
         if turns > _COMPARED_MAX:
             return False

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from fasti.core import events as ev
 from fasti.core.directory import NAMING, Directory
+from fasti.core.layout import ALONE, ShardPlace
+from fasti.core.ownership import OwnPartitions, own_partitions
 from fasti.core.producers import Producer, Receipt
 from fasti.core.rows.memory import Memory
 from fasti.core.sinks.book import SinkBook
@@ -129,9 +131,20 @@ class Topic:
         self.paused = False
         # When something last happened here, as far as events tell.
         self.active_us = 0
+        # Those that are on this shard; None: all.
+        self.own: OwnPartitions | None = None
         kind.make(self)
-        # Where the next unkeyed batch goes, and which partition is asked first: no durable state.
+        # Where the next unkeyed batch goes: no durable state.
         self.next_partition = 0
+
+    def take_turn(self) -> int:
+        """The partition of the next rows without a key: one of this shard's. Raises `wrong_shard`."""
+        turn = self.next_partition
+        if self.own is not None:
+            self.next_partition = turn + 1
+            return self.own.at_turn(self.name, turn)
+        self.next_partition = (turn + 1) % self.settings.partitions
+        return turn
 
 
 def topic_bytes(topic: Topic) -> int:
@@ -143,8 +156,8 @@ def topic_bytes(topic: Topic) -> int:
 class ShardState:
     """Topics, producers, stages and what they share."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, memory: Memory, place: ShardPlace = ALONE) -> None:
+        self.memory, self.place = memory, place
         self.kinds: dict[str, Kind] = {}
         self.topics: dict[int, Topic] = {}
         self.by_name: dict[str, Topic] = {}
@@ -188,6 +201,8 @@ class ShardState:
     def make_topic(self, number: int, name: str, settings: TopicSettings) -> Topic:
         """A topic that is new, or read back."""
         topic = Topic(number, name, settings, self.kinds[settings.kind])
+        if self.place.count > 1 and topic.kind.is_spread:
+            topic.own = own_partitions(settings, self.place)
         self.topics[number] = self.by_name[name] = topic
         self._note_mortal(topic)
         topic.kind.all_topics[number] = topic

@@ -13,6 +13,7 @@ from fasti.config import ShardSettings
 from fasti.core.checkpoint import Plan
 from fasti.core.commands import DropSnapshot
 from fasti.core.engine import Engine
+from fasti.core.layout import ALONE, ShardPlace
 from fasti.core.replies import Asked, Step
 from fasti.storage.storage_engine import StorageEngine
 from fasti.storage.store import ShardStore
@@ -22,12 +23,16 @@ class LocalShard:
     """One shard, one thread, no clock."""
 
     def __init__(
-        self, storage: StorageEngine, settings: ShardSettings | None = None, tick: int = 0
+        self,
+        storage: StorageEngine,
+        settings: ShardSettings | None = None,
+        tick: int = 0,
+        place: ShardPlace = ALONE,
     ) -> None:
         self.settings = settings or ShardSettings()
         self.store = ShardStore(storage, self.settings)
         self.engine = Engine(
-            self.settings.memory_bytes, self.settings.leases_max, self.settings.limits
+            self.settings.memory_bytes, self.settings.leases_max, self.settings.limits, place
         )
         try:
             self.replayed = self.store.load(self.engine)

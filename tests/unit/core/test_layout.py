@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 from xxhash import xxh64_intdigest
 
+from fasti.core.keys import Keys
 from fasti.core.layout import Layout
-from fasti.model import make_id
+from fasti.model import TopicSettings, make_id
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 7])
@@ -47,3 +48,14 @@ def test_a_copy_keeps_to_its_shard_where_layouts_are_alike() -> None:
     assert not Layout(4, 1).keeps_to(Layout(4, 4))
     assert not Layout(4, 4).keeps_to(Layout(4, 4, home="there"))
     assert not Layout(4, 4).keeps_to(Layout(4, 6))
+
+
+def test_keys_of_a_log_choose_by_rank() -> None:
+    layout = Layout.of(TopicSettings(kind="log", partitions=12), 4)
+    keys = pa.array([f"user-{number}" for number in range(500)])
+    ranked = Keys(keys, (7, 11)).ranked(12)
+    assert layout.shards_of_keys(keys).tolist() == layout.by_partition[ranked].tolist()
+    assert layout.keeps_to(Layout.of(TopicSettings(kind="log", partitions=12), 4))
+    assert not layout.keeps_to(Layout.of(TopicSettings(kind="log", partitions=24), 4))
+    assert not layout.keeps_to(Layout(4, 12))
+    assert Layout.of(TopicSettings(kind="log"), 4).keeps_to(Layout(4, 1))

@@ -77,10 +77,10 @@ class Listings:
         )
         fields = requests.checked(given, **_FILTERS, **SNAPSHOT_FIELDS)
         settings = self._service.require_topic(fields["topic"])
-        partitions = checked_partitions(fields, settings.partitions)
+        shard = self._service.placement.shard_of(fields["topic"])
+        partitions = checked_partitions(fields, settings, shard.place)
         check_prefix(self._service, fields["key_prefix"])
         schema = schema_of(fields)
-        shard = self._service.placement.shard_of(fields["topic"])
         place = (fields["snapshot"], fields["position"], wanted["keep_us"])
         with self._service.snapshots.planning(caller, shard, *place) as held:
             base = {"version": VERSION, "call": "list", **given, **held.told()}

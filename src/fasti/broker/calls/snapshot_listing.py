@@ -100,7 +100,7 @@ class SnapshotListing:
         )
         self._contents = tuple(name for name in self.schema.names if name in CONTENT_NAMES)
         self._is_ranked = KINDS[self._topic.settings.kind].has_priorities
-        checked_partitions(fields, self._topic.settings.partitions)
+        checked_partitions(fields, self._topic.settings, held.shard.place)
 
     def _wanted_states(self) -> list[int] | None:
         given = words(self._fields, "states")

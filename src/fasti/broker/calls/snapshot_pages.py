@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from fasti.broker.calls import requests
 from fasti.broker.calls.snapshots import Held, gone
 from fasti.broker.reading import MOVED
+from fasti.core.layout import ShardPlace
+from fasti.core.ownership import own_partitions
 from fasti.core.rows.arena import STATE_MASK
 from fasti.core.rows.scan import Scan
 from fasti.core.rows.snapshot import Columns
@@ -69,6 +71,8 @@ class SnapshotTopic:
 
     def splits(self, count: int, partitions: Sequence[int]) -> list[IdRange]:
         """Ranges of ids that hold about as many messages each; together they hold all."""
+        if not partitions:
+            return []
         firsts: list[int] = []
         weights: list[int] = []
         for partition in partitions:
@@ -182,11 +186,17 @@ def split_ranges(topic: SnapshotTopic, count: int, partitions: Sequence[int]) ->
     ]
 
 
-def checked_partitions(fields: Header, count: int) -> list[int]:
-    """The partitions that are meant: one, or all. Raises `invalid_argument`."""
+def checked_partitions(fields: Header, settings: TopicSettings, place: ShardPlace) -> list[int]:
+    """The partitions that are meant: one, or all that the shard has.
+
+    Raises `invalid_argument`, or `wrong_shard` if the one is another shard's.
+    """
     partition = requests.integer(fields, "partition")
+    own = own_partitions(settings, place) if place.count > 1 else None
     if partition is None:
-        return list(range(count))
-    if not 0 <= partition < count:
+        return list(range(settings.partitions)) if own is None else own.numbers
+    if not 0 <= partition < settings.partitions:
         raise InvalidArgument("there is no such partition", field="partition")
+    if own is not None:
+        own.check_numbers(fields["topic"], np.array([partition]))
     return [partition]

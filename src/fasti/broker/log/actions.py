@@ -11,14 +11,7 @@ from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.listing import metadata, with_payloads
 from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
-from fasti.broker.log.reads import (
-    EARLIEST,
-    checked_partitions,
-    described,
-    named_offsets,
-    offset_at,
-    start_of,
-)
+from fasti.broker.log.reads import EARLIEST, KnownLog, offset_at, start_of
 from fasti.broker.reading import MOVED, fetch
 from fasti.core.commands import Target
 from fasti.core.log import commands as lo
@@ -39,7 +32,7 @@ _PLACE: Header = {"offset": None, "offsets": {}, "time_us": None, "start": ""}
 def _log(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     topic = requests.checked(header, topic=str)["topic"]
-    partitions = described(service, topic)
+    partitions = _numbers_of(KnownLog(service, topic))
     # Offsets mean nothing in a log that was deleted and made again under the same name.
     shard = service.placement.shard_of(topic)
     known = shard.engine.state.by_name.get(topic)
@@ -52,7 +45,7 @@ def _offsets(service: Service, caller: Caller, header: Header, parts: Parts) -> 
     none(parts)
     fields = requests.checked(header, topic=str, time_us=int, partition=None)
     topic, partition = fields["topic"], requests.integer(fields, "partition")
-    chosen = checked_partitions(len(described(service, topic)), partition)
+    chosen = KnownLog(service, topic).chosen(partition)
     offsets = {str(n): offset_at(service, topic, n, fields["time_us"]) for n in chosen}
     return {"offsets": offsets}, []
 
@@ -66,23 +59,27 @@ def _truncate(service: Service, caller: Caller, header: Header, parts: Parts) ->
     before, time_us = requests.integer(fields, "before"), requests.integer(fields, "time_us")
     if (before is not None) + (time_us is not None) + bool(fields["start"]) != 1:
         raise InvalidArgument("one of before, time_us and start is needed", field="before")
-    known = described(service, topic)
-    chosen = checked_partitions(len(known), partition)
+    known = KnownLog(service, topic)
+    chosen = known.chosen(partition)
     if before is not None and len(chosen) > 1:
         raise InvalidArgument(
             "an offset belongs to one partition: name the partition", field="partition"
         )
     for number in chosen:
         service.command(lo.Truncate(topic, number, _below(service, fields, number, known)))
-    return {"partitions": described(service, topic)}, []
+    return {"partitions": _numbers_of(KnownLog(service, topic))}, []
 
 
-def _below(service: Service, fields: Header, number: int, known: list[Header]) -> int:
+def _numbers_of(known: KnownLog) -> list[Header]:
+    return list(known.partitions.values())
+
+
+def _below(service: Service, fields: Header, number: int, known: KnownLog) -> int:
     if fields["time_us"] is not None:
         return offset_at(service, fields["topic"], number, fields["time_us"])
     if fields["start"]:
         latest = start_of(fields["start"]) != EARLIEST
-        return int(known[number]["end" if latest else "earliest"])
+        return int(known.partitions[number]["end" if latest else "earliest"])
     return int(fields["before"])
 
 
@@ -102,9 +99,9 @@ def _create_group(service: Service, caller: Caller, header: Header, parts: Parts
     partition = requests.integer(fields, "partition")
     if partition is not None:
         raise InvalidArgument("a group has all partitions: give offsets", field="partition")
-    partitions = len(described(service, fields["topic"]))
-    where = np.full(partitions, EARLIEST, dtype=np.int64)
-    for number, offset in _places(service, fields, None, partitions).items():
+    known = KnownLog(service, fields["topic"])
+    where = np.full(known.count, EARLIEST, dtype=np.int64)
+    for number, offset in _places(service, fields, None, known).items():
         where[number] = offset
     service.command(lo.CreateGroup(fields["topic"], fields["group"], where, fields["ordered"]))
     return _describe_group(service, fields)
@@ -116,10 +113,11 @@ def _reset_group(service: Service, caller: Caller, header: Header, parts: Parts)
     topic, group = fields["topic"], fields["group"]
     if all(fields[name] in (None, "", {}) for name in _PLACE):
         raise InvalidArgument("one of offset, offsets, time_us and start is needed", field="start")
-    partitions = len(described(service, topic))
-    places = _places(service, fields, requests.integer(fields, "partition"), partitions)
-    if len(places) == partitions:
-        where = np.array([places[number] for number in range(partitions)], dtype=np.int64)
+    known = KnownLog(service, topic)
+    places = _places(service, fields, requests.integer(fields, "partition"), known)
+    if places.keys() == known.partitions.keys():
+        where = np.full(known.count, EARLIEST, dtype=np.int64)
+        where[list(places)] = list(places.values())
         service.command(lo.ResetGroup(topic, group, where))
     else:
         for number, offset in places.items():
@@ -128,7 +126,7 @@ def _reset_group(service: Service, caller: Caller, header: Header, parts: Parts)
 
 
 def _places(
-    service: Service, fields: Header, partition: int | None, partitions: int
+    service: Service, fields: Header, partition: int | None, known: KnownLog
 ) -> dict[int, int]:
     """Offsets by partition: of those that are meant, EARLIEST and LATEST as they are."""
     given = [name for name in _PLACE if fields[name] not in (None, "", {})]
@@ -139,8 +137,8 @@ def _places(
             raise InvalidArgument(
                 "offsets name their partitions: leave partition out", field="partition"
             )
-        return named_offsets(fields["offsets"], partitions)
-    chosen = checked_partitions(partitions, partition)
+        return known.named_offsets(fields["offsets"])
+    chosen = known.chosen(partition)
     offset, time_us = requests.integer(fields, "offset"), requests.integer(fields, "time_us")
     if offset is not None:
         if len(chosen) > 1:

@@ -19,6 +19,7 @@ from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.requests import INT64_MAX
 from fasti.broker.reading import MOVED
 from fasti.core.log.commands import DescribeLog, FindOffset, LogPage, LogPiece, ReadLog
+from fasti.core.ownership import OwnPartitions, own_partitions
 from fasti.errors import Gone, InvalidArgument
 from fasti.protocol.schemas import LOG_ROWS, VERSION
 from fasti.storage import log_rows
@@ -181,10 +182,47 @@ def gone(topic: str, partition: int, offset: int, earliest: int) -> Gone:
 # Where to begin
 
 
-def described(service: Service, topic: str) -> list[Header]:
-    """Each partition's `earliest`, `end` and the rest. Raises `not_found`."""
-    found: list[Header] = service.command(DescribeLog(topic)).value
-    return found
+class KnownLog:
+    """A log as it was a moment ago: of each partition that the shard has `earliest`, `end` and the
+    rest, by its number. Raises `not_found`.
+    """
+
+    def __init__(self, service: Service, topic: str) -> None:
+        self.topic = topic
+        described: list[Header] = service.command(DescribeLog(topic)).value
+        self.partitions = {int(each["partition"]): each for each in described}
+        self.count = len(described)
+        self._own: OwnPartitions | None = None
+        place = service.placement.shard_of(topic).place
+        if place.count > 1:
+            settings = service.require_topic(topic)
+            self.count, self._own = settings.partitions, own_partitions(settings, place)
+
+    def chosen(self, partition: int | None) -> list[int]:
+        """The partitions that are meant: one, or all that the shard has. Raises `wrong_shard`."""
+        if partition is None:
+            return list(self.partitions)
+        if not 0 <= partition < self.count:
+            raise InvalidArgument(
+                f"there is no partition {partition}: there are {self.count}",
+                field="partition",
+                limit=self.count - 1,
+            )
+        if self._own is not None:
+            self._own.check_numbers(self.topic, np.array([partition]))
+        return [partition]
+
+    def named_offsets(self, offsets: Header) -> dict[int, int]:
+        """Offsets by partition, as JSON has them: `{"0": 17}`."""
+        found = {}
+        for name, offset in offsets.items():
+            if not name.isdecimal() or len(name) > 4:
+                raise InvalidArgument(f"{name!r} is not a partition", field="offsets")
+            number = self.chosen(int(name))[0]
+            if not isinstance(offset, int) or isinstance(offset, bool) or abs(offset) > INT64_MAX:
+                raise InvalidArgument(f"{offset!r} is not an offset", field="offsets")
+            found[number] = offset
+        return found
 
 
 def offset_at(service: Service, topic: str, partition: int, time_us: int) -> int:
@@ -203,25 +241,12 @@ def offset_at(service: Service, topic: str, partition: int, time_us: int) -> int
     raise Gone(f"partition {partition} of {topic!r} moved while it was read")
 
 
-def checked_partitions(partitions: int, partition: int | None) -> list[int]:
-    """The partitions that are meant: one, or all."""
-    if partition is None:
-        return list(range(partitions))
-    if not 0 <= partition < partitions:
-        raise InvalidArgument(
-            f"there is no partition {partition}: there are {partitions}",
-            field="partition",
-            limit=partitions - 1,
-        )
-    return [partition]
-
-
 class Begin:
     """Where a read begins in each of its partitions."""
 
     def __init__(self, service: Service, fields: Header) -> None:
         self._service, self._topic = service, fields["topic"]
-        self._partitions = described(service, self._topic)
+        self._known = KnownLog(service, self._topic)
         given = [name for name in _PLACES if fields[name] not in (None, "", {})]
         if len(given) > 1:
             raise InvalidArgument(
@@ -234,7 +259,7 @@ class Begin:
         if fields["offsets"]:
             self._take_given(fields["offsets"], partition)
             return
-        chosen = checked_partitions(len(self._partitions), partition)
+        chosen = self._known.chosen(partition)
         if fields["offset"] is not None and len(chosen) > 1:
             raise InvalidArgument(
                 "an offset belongs to one partition: name the partition", field="partition"
@@ -247,7 +272,7 @@ class Begin:
             raise InvalidArgument(
                 "offsets name their partitions: leave partition out", field="partition"
             )
-        for number, offset in named_offsets(offsets, len(self._partitions)).items():
+        for number, offset in self._known.named_offsets(offsets).items():
             self.offsets[number] = self._placed(number, offset)
 
     def _found(self, number: int, fields: Header) -> int:
@@ -259,7 +284,7 @@ class Begin:
         return self._placed(number, offset)
 
     def _placed(self, number: int, offset: int) -> int:
-        known = self._partitions[number]
+        known = self._known.partitions[number]
         if offset == EARLIEST:
             self.anew.add(number)
             return int(known["earliest"])
@@ -283,7 +308,7 @@ class Begin:
 
     def end(self, partition: int, wanted: int | None) -> int:
         """Where a read that doesn't follow ends."""
-        end = int(self._partitions[partition]["end"])
+        end = int(self._known.partitions[partition]["end"])
         return end if wanted is None else min(wanted, end)
 
 
@@ -292,19 +317,6 @@ def start_of(word: str) -> int:
     if word not in STARTS:
         raise InvalidArgument(f"{word!r} is neither earliest nor latest", field="start")
     return STARTS[word]
-
-
-def named_offsets(offsets: Header, partitions: int) -> dict[int, int]:
-    """Offsets by partition, as JSON has them: `{"0": 17}`."""
-    found = {}
-    for name, offset in offsets.items():
-        if not name.isdecimal() or len(name) > 4:
-            raise InvalidArgument(f"{name!r} is not a partition", field="offsets")
-        number = checked_partitions(partitions, int(name))[0]
-        if not isinstance(offset, int) or isinstance(offset, bool) or abs(offset) > INT64_MAX:
-            raise InvalidArgument(f"{offset!r} is not an offset", field="offsets")
-        found[number] = offset
-    return found
 
 
 class LogReads:

@@ -62,9 +62,12 @@ class Processes:
         """The way to the process that has a shard. Raises `closed`."""
         return self.at(self.map.place(shard).host)
 
-    def all(self) -> list[FlightTransport]:
-        """One way to each process of the map."""
-        return [self.at(host) for host in self.map.hosts()]
+    def one_shard_each(self) -> list[int]:
+        """A shard of each process of the map."""
+        first: dict[HostPort, int] = {}
+        for shard in range(self.map.count):
+            first.setdefault(self.map.place(shard).host, shard)
+        return list(first.values())
 
     def at(self, host: HostPort) -> FlightTransport:
         """The way to the process at an address. Raises `closed`."""

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from fasti.client.shards import reading
 from fasti.client.shards.layouts import Layouts
+from fasti.client.shards.routing import Request, carry_out
+from fasti.client.shards.table import TABLE
 from fasti.client.transport import (
     Arrived,
     BrokerClock,
@@ -45,13 +48,13 @@ class ShardedTransport:
         clock: BrokerClock,
         name: str,
         close: Callable[[], None],
-        processes: Callable[[], Sequence[Transport]] | None = None,
+        process_shards: Callable[[], list[int]] = lambda: [CATALOGUE],
     ) -> None:
         self._shards = list(shards)
         self._close = close
         self._name = name
-        # One way to each process, for what is about processes and not about shards.
-        self._processes = processes or (lambda: self._shards[:1])
+        # A shard of each process, for what is about processes and not about shards.
+        self.process_shards = process_shards
         first = self._shards[CATALOGUE]
         self.clock: BrokerClock = clock
         self.runtime = first.runtime
@@ -104,20 +107,28 @@ class ShardedTransport:
         """An action's reply, made of those of all shards that it is for."""
         header = header or {}
         if SHARD_NUMBER in header:
-            return self.shard(header[SHARD_NUMBER]).call(action, header, parts, timeout)
-        return self._shards[CATALOGUE].call(action, header, parts, timeout)
+            return self.shard(header[SHARD_NUMBER]).call(
+                action, _without_number(header), parts, timeout
+            )
+        route = TABLE.get(action)
+        if route is None:
+            # A newer broker may know it; any of its shards says so.
+            return self._shards[CATALOGUE].call(action, header, parts, timeout)
+        limit_s = self.timeout_s if timeout is None else timeout
+        until = self.runtime.monotonic() + limit_s
+        return carry_out(route, Request(self, action, header, parts, until, timeout))
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read: each names its shard."""
         if SHARD_NUMBER in descriptor:
-            return self.shard(descriptor[SHARD_NUMBER]).plan(descriptor)
-        raise NotImplementedError
+            return self.shard(descriptor[SHARD_NUMBER]).plan(_without_number(descriptor))
+        return reading.plan(self, descriptor)
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
         """The batches that a ticket stands for."""
         if SHARD_NUMBER in ticket:
-            return self.shard(ticket[SHARD_NUMBER]).read(ticket)
-        raise NotImplementedError
+            return self.shard(ticket[SHARD_NUMBER]).read(_without_number(ticket))
+        return reading.read(self, ticket)
 
     def produce(
         self,
@@ -127,11 +138,13 @@ class ShardedTransport:
         ended: Ended,
     ) -> Stream:
         """Opens a stream to the shard that the descriptor names."""
-        return self.shard(_named(descriptor)).produce(descriptor, schema, receipt, ended)
+        return self.shard(_named(descriptor)).produce(
+            _without_number(descriptor), schema, receipt, ended
+        )
 
     def consume(self, descriptor: Header, arrived: Arrived, ended: Ended) -> Stream:
         """Opens a session of the shard that the descriptor names."""
-        return self.shard(_named(descriptor)).consume(descriptor, arrived, ended)
+        return self.shard(_named(descriptor)).consume(_without_number(descriptor), arrived, ended)
 
     def at(self, location: str | None) -> ShardedTransport:
         """This one: tickets name their shards, and where those are is known here."""
@@ -140,6 +153,11 @@ class ShardedTransport:
     def close(self) -> None:
         """Ends everything that is open; an embedded broker is shut down with it."""
         self._close()
+
+
+def _without_number(fields: Header) -> Header:
+    """The way to a shard names it itself, where that is needed."""
+    return {name: value for name, value in fields.items() if name != SHARD_NUMBER}
 
 
 def _named(descriptor: Header) -> int:
@@ -163,5 +181,9 @@ def over_flight(entry: FlightTransport, hello: dict[str, Any]) -> ShardedTranspo
     shards = shard_transports(processes)
     clock = LowestClock([shard.clock for shard in shards])
     return ShardedTransport(
-        shards, clock=clock, name=str(entry), close=processes.close, processes=processes.all
+        shards,
+        clock=clock,
+        name=str(entry),
+        close=processes.close,
+        process_shards=processes.one_shard_each,
     )

@@ -43,6 +43,8 @@ class CronKind(Kind):
     """Schedules that emit messages into timelines."""
 
     traits: ClassVar[Traits] = traits.CRON
+    # A schedule is where its target is, and emits into the partitions that its shard has.
+    is_spread: ClassVar[bool] = False
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)

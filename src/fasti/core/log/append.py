@@ -77,17 +77,18 @@ def choose_partitions(
 ) -> Int64s:
     """Where rows go, `count` of them from `begin` of the keys on: as told, by key, or in turn."""
     partitions = len(log_of(topic).partitions)
-    if partition is not None or partitions == 1:
+    own = topic.own
+    if partition is not None or (partitions == 1 and own is None):
         return np.full(count, partition or 0, dtype=np.int64)
-    turn = topic.next_partition % partitions
     if keys is None:
-        topic.next_partition = (turn + 1) % partitions
-        return np.full(count, turn, dtype=np.int64)
+        return np.full(count, topic.take_turn(), dtype=np.int64)
     numbers = keys.ranked(partitions)[begin : begin + count]
     given = keys.given[begin : begin + count]
     if not given.all():
-        topic.next_partition = (turn + 1) % partitions
-        numbers = np.where(given, numbers, turn)
+        numbers = np.where(given, numbers, topic.take_turn())
+    if own is not None:
+        # Rows that a topic passes on come here unchecked.
+        own.check_numbers(topic.name, numbers)
     return numbers
 
 

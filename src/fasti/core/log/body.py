@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fasti.core.log.group import Groups
 from fasti.core.log.partition import LogPartition, LogTail
@@ -58,3 +58,10 @@ def partition_of(topic: Topic, number: int) -> LogPartition:
             field="partition",
         )
     return partitions.look(number)
+
+
+def own_numbers(topic: Topic) -> Sequence[int]:
+    """The numbers of the partitions that this shard has, in order."""
+    if topic.own is not None:
+        return topic.own.numbers
+    return range(len(log_of(topic).partitions))

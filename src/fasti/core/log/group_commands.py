@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fasti.core.commands import Purge, Redrive
 from fasti.core.log import group_events as ge
+from fasti.core.log.body import own_numbers
 from fasti.core.log.commands import CreateGroup, DeleteGroup, DescribeGroups, ListDead, ResetGroup
 from fasti.core.log.group import GROUP_BYTES, Group, GroupPartition, Groups
 from fasti.core.log.judging import find_group, judge_dead, locate
@@ -93,9 +94,9 @@ def reset_group(work: Work, command: ResetGroup) -> Done:
     if not -1 <= command.partition < count:
         raise InvalidArgument(f"partitions are 0 to {count - 1}", field="partition")
     if command.partition < 0:
-        numbers, offsets = range(count), _offsets(topic, command.offsets)
+        numbers, offsets = own_numbers(topic), _offsets(topic, command.offsets)
     else:
-        numbers = range(command.partition, command.partition + 1)
+        numbers = [command.partition]
         wanted = np.asarray(command.offsets, dtype=np.int64).reshape(-1)
         if len(wanted) != 1:
             raise InvalidArgument("one offset for one partition", field="offset")
@@ -114,6 +115,9 @@ def _offsets(topic: Topic, wanted: Int64s | int, only: int = -1) -> Int64s:
         given = np.full(len(end), int(given), dtype=np.int64)
     if len(given) != len(end):
         raise InvalidArgument(f"{len(given)} offsets for {len(end)} partitions", field="offset")
+    if topic.own is not None:
+        # No place is named where a group begins at an end, or at none at all.
+        topic.own.check_numbers(topic.name, np.flatnonzero(given > 0))
     offsets = np.where(given == EARLIEST, earliest, np.where(given == LATEST, end, given))
     outside = (offsets < earliest) | (offsets > end)
     if only >= 0:
@@ -136,16 +140,15 @@ def describe_groups(work: Work, command: DescribeGroups) -> Done:
         groups = [find_group(topic, command.group)]
     else:
         groups = [group for _, group in sorted(_groups(topic).by_name.items())]
+    logs = topic.body.partitions
     return Done(
         [
             {
                 "group": group.name,
                 "ordered": group.ordered,
                 "partitions": [
-                    _describe(number, place, log)
-                    for number, (place, log) in enumerate(
-                        zip(group.partitions, topic.body.partitions, strict=True)
-                    )
+                    _describe(number, group.partitions.look(number), logs.look(number))
+                    for number in own_numbers(topic)
                 ],
             }
             for group in groups
@@ -182,6 +185,9 @@ def list_dead(work: Work, command: ListDead) -> Messages:
         raise InvalidArgument("after_id must be an id, or 0", field="after_id")
     limit = min(max(1, command.limit), work.limits.page_rows_max)
     number, offset = command.after_id >> SEQUENCE_BITS, (command.after_id & SEQUENCE_MASK) - 1
+    if topic.own is not None:
+        here = topic.own.next_from(number)
+        number, offset = here, offset if here == number else -1
     if number >= len(group.partitions):
         return _page(work, topic, group, 0, np.zeros(0, dtype=np.int64))
     dead = group.partitions.look(number).dead
@@ -195,6 +201,10 @@ def list_dead(work: Work, command: ListDead) -> Messages:
         found.next_after_id = int(found.ids[-1])
     elif not looked_at_all:
         found.next_after_id = last + 1 | number << SEQUENCE_BITS
+    elif topic.own is not None:
+        following = topic.own.next_from(number + 1)
+        if following < len(group.partitions):
+            found.next_after_id = following << SEQUENCE_BITS
     elif number + 1 < len(group.partitions):
         found.next_after_id = (number + 1) << SEQUENCE_BITS
     return found

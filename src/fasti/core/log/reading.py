@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.commands import Count, Get
-from fasti.core.log.body import log_of, partition_of
+from fasti.core.log.body import log_of, own_numbers, partition_of
 from fasti.core.log.commands import DescribeLog, FindOffset, LogPage, LogSums, ReadLog, SumLog
 from fasti.core.log.partition import LogPartition
 from fasti.core.replies import Counts, Done, Messages
@@ -50,9 +50,11 @@ def find(work: Work, command: FindOffset) -> LogPage:
 
 
 def describe(work: Work, command: DescribeLog) -> Done:
-    """Each partition in numbers."""
-    partitions = log_of(work.topic(command.topic)).partitions
-    return Done([describe_partition(partition) for partition in partitions])
+    """Each partition of this shard in numbers."""
+    topic = work.topic(command.topic)
+    partitions = log_of(topic).partitions
+    numbers = own_numbers(topic)
+    return Done([describe_partition(partitions.look(number)) for number in numbers])
 
 
 def count(work: Work, command: Count) -> Counts:
@@ -76,7 +78,7 @@ def sum_up(work: Work, command: SumLog) -> Done:
         for group in log.groups.by_number.values()
     }
     numbers = log.earliest, log.end, log.size_bytes
-    return Done(LogSums(len(log.partitions), *numbers, dict(log.dropped), groups))
+    return Done(LogSums(len(own_numbers(topic)), *numbers, dict(log.dropped), groups))
 
 
 def get(work: Work, command: Get) -> Messages:

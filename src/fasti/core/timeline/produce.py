@@ -251,17 +251,20 @@ class _Part:
     def _routes(self, hashes: UInt64s | None, rows: Rows) -> list[tuple[int, Rows]]:
         """Which rows go to which partition: by key, as told, or in turn."""
         partitions = len(self.topic.partitions)
-        if partitions == 1:
+        own = self.topic.own
+        if partitions == 1 and own is None:
             return [(0, rows)]
         turn = self.command.partition
         if turn is None:
-            turn = self.topic.next_partition
-            self.topic.next_partition = (turn + 1) % partitions
+            turn = self.topic.take_turn()
         keys = self.command.keys
         if hashes is None or keys is None:
             return [(turn, rows)]
         numbers = keys.partitions(partitions)[self.begin + rows]
         numbers = np.where(hashes[rows, 0] != 0, numbers, turn)
+        if own is not None:
+            # Rows that a topic passes on come here unchecked.
+            own.check_numbers(self.topic.name, numbers)
         return [(number, rows[numbers == number]) for number in np.unique(numbers).tolist()]
 
     def _decide_keyed(self, number: int, rows: Rows, hashes: UInt64s) -> None:

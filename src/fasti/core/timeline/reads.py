@@ -70,6 +70,9 @@ def list_page(work: Work, command: List) -> Messages:
     if command.target is not None:
         return _list_named(work, command, wanted, command.target)
     partition, sequence = partition_of(command.after_id), sequence_of(command.after_id) + 1
+    if topic.own is not None:
+        here = topic.own.next_from(partition)
+        partition, sequence = here, sequence if here == partition else 1
     if partition >= len(topic.partitions):
         return _messages(work, np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64), {})
     # A frame is often enough for a small page; where few rows fit, many are looked at in one go.
@@ -91,6 +94,10 @@ def list_page(work: Work, command: List) -> Messages:
         found.next_after_id = int(ids[-1])
     elif end is not None:
         found.next_after_id = end | partition << SEQUENCE_BITS
+    elif topic.own is not None:
+        following = topic.own.next_from(partition + 1)
+        if following < len(topic.partitions):
+            found.next_after_id = following << SEQUENCE_BITS
     elif partition + 1 < len(topic.partitions):
         found.next_after_id = (partition + 1) << SEQUENCE_BITS
     return found
