@@ -36,6 +36,7 @@ from fasti.settings.values import Address, Switch, read_address
 _START_S = 60.0
 _STOP_S = 60.0
 _LOG_TAIL_BYTES = 8_192
+_LOOK_S = 0.001
 
 
 class BrokerProcess:
@@ -199,9 +200,20 @@ class BrokerProcess:
     # Ending
 
     def kill(self) -> None:
-        """SIGKILL: as if the process had crashed."""
+        """SIGKILL: as if the process had crashed; of several, all of them."""
+        self._end_supervisor(self._events.pids())
+
+    def kill_supervisor(self) -> None:
+        """SIGKILL, only for the process that looks after the others: they stop by themselves."""
+        self._end_supervisor([])
+
+    def _end_supervisor(self, others: list[int]) -> None:
         process = self._running()
+        # It first: it would start the others again.
         process.kill()
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
         self._forget()
 
@@ -270,13 +282,22 @@ class BrokerProcess:
             ) from None
         return int(facts["pid"])
 
+    def wait_change(self, number: int, timeout: float = _START_S) -> dict[str, Any]:
+        """Returns what is said of a process, when something is said the next time."""
+        before = self._events.facts(number)
+        return self._events.wait(number, lambda facts: facts is not before, timeout)
+
     def kill_process(self, number: int) -> int:
         """SIGKILL for one of the processes, which is then started again; the pid that it had."""
         return self._signal_process(number, signal.SIGKILL)
 
     def pause_process(self, number: int) -> int:
-        """SIGSTOP for one of the processes; its pid."""
-        return self._signal_process(number, signal.SIGSTOP)
+        """SIGSTOP for one of the processes; its pid. Returns when it has stopped, where that can be seen."""
+        pid = self._signal_process(number, signal.SIGSTOP)
+        # It is no child of this process, so there is nothing to wait for.
+        while _runs(pid):
+            time.sleep(_LOOK_S)
+        return pid
 
     def resume_process(self, number: int) -> int:
         """SIGCONT for one of the processes; its pid."""
@@ -324,3 +345,12 @@ class BrokerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _runs(pid: int) -> bool:
+    """Whether a thread of a process is not stopped; False where the system doesn't tell."""
+    states = []
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            states.append(status.read_text().rpartition(") ")[2][0])
+    return any(state not in "TtZX" for state in states)

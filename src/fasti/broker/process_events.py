@@ -48,6 +48,11 @@ class ProcessEvents:
         self._drain()
         return self._facts.get(number, {})
 
+    def pids(self) -> list[int]:
+        """Of all processes that run, without waiting."""
+        self._drain()
+        return [facts["pid"] for facts in self._facts.values() if facts["pid"] is not None]
+
     def wait(
         self, number: int, is_so: Callable[[dict[str, Any]], bool], timeout_s: float
     ) -> dict[str, Any]:

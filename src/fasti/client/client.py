@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fasti.client.producer import Producer
     from fasti.client.reader import Reader
     from fasti.client.session import Session
+    from fasti.client.sessions import Sessions
     from fasti.client.sinks import Sink
     from fasti.client.transaction import Transaction
     from fasti.client.watch import Watch
@@ -169,7 +170,7 @@ class Client(TopicCalls, Closing):
         self._watches: Kept[Watch] = Kept()
         self._calls: Calls | None = None
         # Those of consumers that were thrown away end by themselves, if they get the time.
-        self._sessions: Kept[Session] = Kept()
+        self._sessions: Kept[Session | Sessions] = Kept()
         _clients.add(self)
         forking.register(self)
 
@@ -288,7 +289,7 @@ class Client(TopicCalls, Closing):
         self.look_after(made.session)
         return made
 
-    def look_after(self, session: Session) -> None:
+    def look_after(self, session: Session | Sessions) -> None:
         """Has `close` end a session that is still open."""
         self._sessions.add(session)
 

@@ -91,6 +91,9 @@ class Transport(Protocol):
         Known after the first time; where there is one shard, always.
         """
 
+    def forget_layout(self, topic: str) -> None:
+        """Has `layout` ask again: the topic may have been deleted and made anew."""
+
     def call(
         self,
         action: str,
@@ -146,3 +149,6 @@ class OnlyShard:
     def layout(self, topic: str) -> Layout:
         """Everything on one shard."""
         return self._everything
+
+    def forget_layout(self, topic: str) -> None:
+        """There is no other."""

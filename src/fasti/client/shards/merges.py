@@ -176,6 +176,17 @@ def forecast(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
     return {}, [pa.table(columns, names=["start_us", "count"]).cast(schema)]
 
 
+# Stages
+
+
+def published(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
+    """A stage is made live on each shard by itself; those that have none of it don't count."""
+    _, found = _found(request, pieces, answers, "not_found")
+    merged = {"rows": sum(int(header["rows"]) for header, _ in found)}
+    skipped = [parts[0] for _, parts in found if parts]
+    return merged, [pa.concat_tables(skipped)] if skipped else []
+
+
 # Pages
 
 

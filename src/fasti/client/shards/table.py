@@ -70,6 +70,9 @@ TABLE: dict[str, Route] = {
     "dead": Route(cuts.shards_of_topic, merges.dead_page),
     # Several at once
     "transaction": Route(transactions.transaction, merges.only),
+    # Staged messages: on each shard by itself, not one moment over all
+    "publish": Route(cuts.every_shard, merges.published),
+    "drop_stage": Route(cuts.every_shard, merges.published),
     # Snapshots: one handle over all shards; exact on each, not one moment over all
     "take_snapshot": Route(cuts.every_shard, merges.snapshot),
     "drop_snapshot": Route(cuts.held_snapshots, merges.nothing),
@@ -95,10 +98,8 @@ TABLE: dict[str, Route] = {
     "pause_schedule": _SCHEDULE,
     "run_schedule": _SCHEDULE,
     "delete_schedule": _SCHEDULE,
-    # The change feed, sinks, backups and stages: of one shard each, as their callers in the SDK are
+    # The change feed, sinks and backups: of one shard each, as their callers in the SDK are
     "feed": _NAMED,
-    "publish": _NAMED,
-    "drop_stage": _NAMED,
     "publish_batch": _NAMED,
     "drop_stages": _NAMED,
     "sinks": _NAMED,

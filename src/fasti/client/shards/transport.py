@@ -81,6 +81,10 @@ class ShardedTransport:
         """Which shard has which partition of a topic. Raises `not_found`."""
         return self.layouts.of(topic)
 
+    def forget_layout(self, topic: str) -> None:
+        """Has `layout` ask again: the topic may have been deleted and made anew."""
+        self.layouts.forget(topic)
+
     def _ask_layout(self, topic: str) -> Layout:
         try:
             header, _ = self._shards[CATALOGUE].call("topic", {"topic": topic})
