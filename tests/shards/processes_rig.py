@@ -14,13 +14,13 @@ SETTINGS: dict[str, Any] = {**SMALL, "memory": "128MiB"}
 
 def pids(broker: BrokerProcess, processes: int) -> list[int]:
     """Of all its processes, when they serve."""
-    return [broker.wait_process(number) for number in range(processes)]
+    return [broker.process(number).wait() for number in range(processes)]
 
 
 def kill_and_wait(broker: BrokerProcess, number: int) -> int:
     """SIGKILL for one process; its pid, when it is gone."""
-    watched = Watched(broker.process_pid(number))
-    pid = broker.kill_process(number)
+    watched = Watched(broker.process(number).pid)
+    pid = broker.process(number).kill()
     watched.wait()
     return pid
 

@@ -94,13 +94,13 @@ def test_a_process_that_is_killed_is_started_again_and_the_others_dont_notice(
     try:
         assert calls.acquire(timeout=WAIT_S)
         old = kill_and_wait(broker, 1)
-        new = broker.wait_process(1, other_than=old)
+        new = broker.process(1).wait(other_than=old)
     finally:
         stop.set()
         thread.join()
     assert not failures
     assert new != before[1]
-    assert broker.process_pid(0) == before[0]
+    assert broker.process(0).pid == before[0]
     with client_of_process(broker, 1) as client:
         client.call("topics", {"shard_number": 2})
     (line,) = lines(broker, "why=SIGKILL again_in_s=0.2 process=1 shards=2-3")
@@ -112,7 +112,7 @@ def test_all_are_started_anew_one_after_the_other(broker: BrokerProcess) -> None
     (http,) = set(children(broker.pid)) - set(before)
     watched = Watched(http)
     broker.restart_processes()
-    after = [broker.wait_process(n, other_than=pid) for n, pid in enumerate(before)]
+    after = [broker.process(n).wait(other_than=pid) for n, pid in enumerate(before)]
     assert not set(before) & set(after)
     # The HTTP process comes last, and reads certificates anew as the others did.
     watched.wait()
@@ -129,7 +129,7 @@ def test_all_are_started_anew_one_after_the_other(broker: BrokerProcess) -> None
 
 def test_health_names_the_process_that_does_not_answer(broker: BrokerProcess) -> None:
     assert ask(broker, "/readyz").json()["ready"]
-    broker.pause_process(1)
+    broker.process(1).pause()
     try:
         answer = ask(broker, "/readyz")
         assert answer.status == 503
@@ -140,7 +140,7 @@ def test_health_names_the_process_that_does_not_answer(broker: BrokerProcess) ->
         # A process that hangs is no use: nobody starts it again.
         assert ask(broker, "/healthz").status == 503
     finally:
-        broker.resume_process(1)
+        broker.process(1).resume()
     assert ask(broker, "/readyz").status == 200
     assert ask(broker, "/healthz").status == 200
 
@@ -164,14 +164,14 @@ def test_one_page_of_metrics_speaks_for_all(broker: BrokerProcess) -> None:
 def test_a_process_that_ends_again_and_again_is_tried_again_and_health_says_so(
     broker: BrokerProcess,
 ) -> None:
-    before = broker.process_pid(0)
+    before = broker.process(0).pid
     old = kill_and_wait(broker, 1)
     lock = LocalFiles(broker.data / "shard-2").lock()
     try:
         # What it ends with, as often as it is tried.
         log = broker.log
         while sum("code=locked process=1" in line for line in log().splitlines()) < 2:
-            broker.wait_change(1)
+            broker.process(1).wait_change()
         problem = ask(broker, "/readyz").json()
         assert problem["code"] == "unavailable"
         told = problem["details"]["processes"][1]
@@ -180,8 +180,8 @@ def test_a_process_that_ends_again_and_again_is_tried_again_and_health_says_so(
         assert problem["details"]["processes"][0]["ready"]
     finally:
         lock.release()
-    assert broker.wait_process(1, other_than=old) != old
-    assert broker.process_pid(0) == before
+    assert broker.process(1).wait(other_than=old) != old
+    assert broker.process(0).pid == before
     assert ask(broker, "/readyz").status == 200
 
 
@@ -204,7 +204,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
     with several(tmp_path, http="off") as broker:
         all_of_them = [Watched(pid) for pid in pids(broker, PROCESSES)]
         # One that can't stop softly.
-        broker.pause_process(1)
+        broker.process(1).pause()
         os.kill(broker.pid, signal.SIGTERM)
         wait_log(broker, "stopping because=SIGTERM")
         os.kill(broker.pid, signal.SIGTERM)
@@ -217,7 +217,7 @@ def test_processes_stop_by_themselves_when_the_supervisor_is_killed(tmp_path: Pa
     with several(tmp_path) as broker:
         before = pids(broker, PROCESSES)
         all_of_them = [Watched(pid) for pid in children(broker.pid)]
-        broker.kill_supervisor()
+        broker.kill(supervisor_only=True)
         # The next one waits for them: it finds the ports and the directory free.
         broker.start()
         for process in all_of_them:
@@ -305,17 +305,6 @@ def test_a_log_in_json_has_the_number_of_the_process(tmp_path: Path) -> None:
         "stopping",
         "stopped",
     ]
-
-
-def test_memory_is_divided(tmp_path: Path) -> None:
-    with several(tmp_path, shards=3) as broker:
-        page = ask(broker, "/metrics").body.decode()
-    budgets: dict[str, float] = {}
-    for family in text_string_to_metric_families(page):
-        if family.name == "fasti_memory_budget_bytes":
-            budgets = {sample.labels["process"]: sample.value for sample in family.samples}
-    whole = 128 << 20
-    assert budgets == {"0": whole * 2 // 3, "1": whole // 3}
 
 
 def test_a_clean_failure_of_the_start_leaves_nothing_running(tmp_path: Path) -> None:

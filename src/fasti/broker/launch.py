@@ -5,8 +5,7 @@ the broker has said that it is ready (over a pipe: nothing polls), and lets the 
 it, pause it and start it again on the same data and the same port, which is kept for it meanwhile: no
 other process is given it. A broker whose starter is gone, however that ended, stops by itself.
 
-A broker of several processes is started as one and stopped as one; `kill_process` and its neighbours are
-for one of its processes, by number.
+A broker of several processes is started as one and stopped as one; `process(number)` is one of them.
 
 Not thread-safe: one thread starts and ends.
 """
@@ -27,7 +26,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from fasti.broker.ports import reserve
-from fasti.broker.process_events import ProcessEvents
+from fasti.broker.process_events import ProcessEvents, ServingProcess
 from fasti.errors import FastiError, TimedOut, Unavailable, error_from_code
 from fasti.settings.declared import BY_KEY, SETTINGS
 from fasti.settings.load import CONFIG_VARIABLE
@@ -36,7 +35,6 @@ from fasti.settings.values import Address, Switch, read_address
 _START_S = 60.0
 _STOP_S = 60.0
 _LOG_TAIL_BYTES = 8_192
-_LOOK_S = 0.001
 
 
 class BrokerProcess:
@@ -199,15 +197,11 @@ class BrokerProcess:
 
     # Ending
 
-    def kill(self) -> None:
-        """SIGKILL: as if the process had crashed; of several, all of them."""
-        self._end_supervisor(self._events.pids())
-
-    def kill_supervisor(self) -> None:
-        """SIGKILL, only for the process that looks after the others: they stop by themselves."""
-        self._end_supervisor([])
-
-    def _end_supervisor(self, others: list[int]) -> None:
+    def kill(self, supervisor_only: bool = False) -> None:
+        """SIGKILL: as if the process had crashed; of several, all of them, or only the one that looks
+        after the others, which then stop by themselves.
+        """
+        others = [] if supervisor_only else self._events.pids()
         process = self._running()
         # It first: it would start the others again.
         process.kill()
@@ -257,60 +251,15 @@ class BrokerProcess:
         """SIGCONT: goes on where it was."""
         self._running().send_signal(signal.SIGCONT)
 
-    # One of several processes
+    # Several processes
 
-    def process_pid(self, number: int) -> int:
-        """Of a process that serves now. Raises `unavailable` if it doesn't."""
-        facts = self._events.facts(number)
-        if facts.get("state") != "up":
-            raise Unavailable(f"process {number} does not serve: {facts}\n{self._log_tail()}")
-        return int(facts["pid"])
-
-    def wait_process(
-        self, number: int, other_than: int | None = None, timeout: float = _START_S
-    ) -> int:
-        """Returns the pid of a process when it serves; with `other_than`, when that one was replaced."""
-
-        def serves(facts: dict[str, Any]) -> bool:
-            return facts.get("state") == "up" and facts["pid"] != other_than
-
-        try:
-            facts = self._events.wait(number, serves, timeout)
-        except TimeoutError:
-            raise TimedOut(
-                f"process {number} did not serve within {timeout:g} s\n{self._log_tail()}"
-            ) from None
-        return int(facts["pid"])
-
-    def wait_change(self, number: int, timeout: float = _START_S) -> dict[str, Any]:
-        """Returns what is said of a process, when something is said the next time."""
-        before = self._events.facts(number)
-        return self._events.wait(number, lambda facts: facts is not before, timeout)
-
-    def kill_process(self, number: int) -> int:
-        """SIGKILL for one of the processes, which is then started again; the pid that it had."""
-        return self._signal_process(number, signal.SIGKILL)
-
-    def pause_process(self, number: int) -> int:
-        """SIGSTOP for one of the processes; its pid. Returns when it has stopped, where that can be seen."""
-        pid = self._signal_process(number, signal.SIGSTOP)
-        # It is no child of this process, so there is nothing to wait for.
-        while _runs(pid):
-            time.sleep(_LOOK_S)
-        return pid
-
-    def resume_process(self, number: int) -> int:
-        """SIGCONT for one of the processes; its pid."""
-        return self._signal_process(number, signal.SIGCONT)
+    def process(self, number: int) -> ServingProcess:
+        """One of the broker's processes."""
+        return ServingProcess(number, self._events, self._log_tail)
 
     def restart_processes(self) -> None:
         """SIGHUP: all are started anew, one after the other. Returns at once."""
         self._running().send_signal(signal.SIGHUP)
-
-    def _signal_process(self, number: int, what: signal.Signals) -> int:
-        pid = self.process_pid(number)
-        os.kill(pid, what)
-        return pid
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -345,12 +294,3 @@ class BrokerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _runs(pid: int) -> bool:
-    """Whether a thread of a process is not stopped; False where the system doesn't tell."""
-    states = []
-    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError):
-            states.append(status.read_text().rpartition(") ")[2][0])
-    return any(state not in "TtZX" for state in states)

@@ -59,8 +59,9 @@ class StageIntake(Intake):
         self._rows = 0
         self._counts: list[int] = []
         if not self._meant.is_native:
-            # Made when it is needed; there already is as good.
-            service.command(co.CreateTopic(PARCELS, TopicSettings()))
+            # Made when it is needed; there already is as good. One partition of it is here.
+            shards = service.placement.catalogue.place.count
+            service.command(co.CreateTopic(PARCELS, TopicSettings(partitions=shards)))
 
     def _submit(
         self, metadata: Header, content: pa.RecordBatch | bytes, lead: bool
