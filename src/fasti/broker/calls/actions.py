@@ -43,8 +43,8 @@ from fasti.broker.routing import actions as routing_actions
 from fasti.broker.sinks import actions as sink_actions
 from fasti.broker.sinks.publishing import publish_stage
 from fasti.core import commands as co
+from fasti.core.topic_settings import default_settings
 from fasti.errors import InvalidArgument
-from fasti.model import TopicSettings
 from fasti.protocol import outcomes
 from fasti.protocol.schemas import BUCKETS, VERSION
 
@@ -141,7 +141,8 @@ def _create_topic(service: Service, caller: Caller, header: Header, parts: Parts
     fields = requests.checked(header, topic=str, settings={})
     name: str = fields["topic"]
     check_own(name)
-    settings = requests.settings(fields["settings"], TopicSettings())
+    shards = service.placement.catalogue.place.count
+    settings = requests.settings(fields["settings"], default_settings(fields["settings"], shards))
     shares = service.shares
     with service.topic_lock:
         created = not service.topics_of(service.placement.shard_of(name), name)
