@@ -88,6 +88,23 @@ def lateness(
 
 
 @app.command()
+def shards(
+    rows: Annotated[int, typer.Option(min=100_000, help="Messages of each measurement.")] = (
+        1_000_000
+    ),
+    rounds: Annotated[int, typer.Option(min=1, help="Of each shape; medians count.")] = 3,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """What several shards and processes cost the broker for each message, and while idle."""
+    from benchmarks.shards import shards as measure
+
+    with _showing() as show:
+        found = measure(directory, rows, rounds, show)
+    _print(found, as_json)
+
+
+@app.command()
 def consumer(
     rows: Annotated[int, typer.Option(min=20_000, help="Messages of each measurement.")] = 100_000,
     rounds: Annotated[int, typer.Option(min=1, help="Of each measurement; medians count.")] = 3,

@@ -122,7 +122,7 @@ def test_a_reader_that_goes_on_says_what_it_has_met(client: Client) -> None:
     changes = client.changes(start=start, topic="t", key="a", follow=True, timeout="60s")
     assert next(changes)["op"].to_pylist() == ["produced"]
     # As when the connection is lost.
-    changes._following.end()
+    changes._following.end(0)
     with client.consumer("t") as consumer:
         next(iter(consumer)).ack(wait=True)
     seen: list[str] = []

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
+from fasti.client.transport import OnlyShard
 from fasti.errors import FastiError, Gone, Unavailable
 from fasti.spark.errors import SparkFastiError
 from fasti.spark.log_stream import shared
@@ -475,7 +476,7 @@ def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
         assert sum(batch.num_rows for batch in reader.read(task)) == 10
 
 
-class Broken:
+class Broken(OnlyShard):
     """A way to a broker that breaks after each batch."""
 
     def __init__(self, error: FastiError, most: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from fasti.aio.closing import AsyncClosing
 from fasti.aio.home import Home
 from fasti.aio.message import Batch, Message
-from fasti.aio.session import LoopSession
+from fasti.aio.session import LoopSession, LoopSessions
 from fasti.client.consumer import check_prefetch, checked_group, unique_name
 from fasti.client.durations import Duration, optional_duration_us, seconds
 from fasti.client.failures import FailureReports, Failures, OnFailure
@@ -67,7 +67,8 @@ class Consumer(AsyncClosing):
         self._home = home
         self._timeout_s = seconds(timeout, "timeout")
         self._begun = self._closed = False
-        self._session = LoopSession(
+        make = LoopSession if transport.shard_count == 1 else LoopSessions
+        self._session: LoopSession | LoopSessions = make(
             home,
             transport,
             topic,
@@ -88,7 +89,7 @@ class Consumer(AsyncClosing):
         self._rows: Iterator[int] = iter(())
 
     @property
-    def session(self) -> LoopSession:
+    def session(self) -> LoopSession | LoopSessions:
         """What lies beneath; the client closes it if it is still open."""
         return self._session
 
@@ -105,7 +106,7 @@ class Consumer(AsyncClosing):
     @property
     def reconnections(self) -> int:
         """How often the connection was lost."""
-        return self._session.machine.reconnections
+        return sum(machine.reconnections for machine in self._session.machines)
 
     # One by one
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fasti.client.kv import Entry, Place
     from fasti.client.kv import KeyValues as SyncKeyValues
     from fasti.client.outcomes import Outcome, Outcomes
+    from fasti.client.watch import WatchPosition
 
 
 class KeyValues:
@@ -158,7 +159,7 @@ class KeyValues:
         """How many entries there are."""
         return await self._home.run(self._sync.count)
 
-    async def position(self) -> int:
+    async def position(self) -> WatchPosition:
         """Where the changes are by now: `watch(position=...)` gives all that come behind it.
 
         As `fasti.KeyValues.position`.
@@ -168,7 +169,7 @@ class KeyValues:
     def watch(
         self,
         *,
-        position: int | None = None,
+        position: WatchPosition | None = None,
         prefix: str | None = None,
         timeout: Duration | None = None,
     ) -> Watch:

@@ -7,13 +7,15 @@ needs no `await`, and may be called by any thread. Awaiting it does no harm. Wit
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Generator, Mapping
 from datetime import datetime
 from typing import Any, Literal, cast, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fasti.aio.session import LoopSession, LoopWaiter
+from fasti.aio.session import LoopReturns, LoopWaiter
 from fasti.client import batch as sync_batch
 from fasti.client import message as sync
 from fasti.client.durations import Duration, duration_us
@@ -212,7 +214,7 @@ class Message(sync.Message):
         says. With `wait=False` there is nothing to wait for.
         """
         reply = self._replying(payload, headers, content_type, ack)
-        session = cast(LoopSession, self._run.session)
+        session = cast(LoopReturns, self._run.session)
         if not wait:
             session.replies.send(reply)
             return _NOTHING
@@ -409,7 +411,11 @@ def _give_back(
     returned: Return, wait: bool, timeout: Duration | None
 ) -> Awaitable[Outcomes] | None:
     """Sends it; what to await for the outcomes, if the caller waits."""
-    session = cast(LoopSession, returned.segments[0][0].session)
+    if not returned.of_one_session:
+        parts, places = sync_batch.split(returned)
+        awaited = [answer for part in parts if (answer := _give_back(part, wait, timeout))]
+        return _placed(awaited, places) if wait else None
+    session = cast(LoopReturns, returned.segments[0][0].session)
     if not wait:
         session.give_back(returned)
         return None
@@ -421,6 +427,11 @@ def _give_back(
 
 async def _first(outcomes: Awaitable[Outcomes]) -> Outcome:
     return (await outcomes)[0]
+
+
+async def _placed(awaited: list[Awaitable[Outcomes]], places: NDArray[np.intp]) -> Outcomes:
+    """The outcomes of several shards, in the order of the rows."""
+    return Outcomes.joined(await asyncio.gather(*awaited)).placed(places)
 
 
 async def _none() -> Outcomes:

@@ -54,7 +54,7 @@ class Sink:
         return await self._home.run(self._sync.drop, stages)
 
     async def last_batch(self) -> int | None:
-        """The last batch that was published; None: none yet."""
+        """The last batch that was published, on every shard; None: none yet."""
         return await self._home.run(self._sync.last_batch)
 
     async def describe(self) -> SinkState | None:
@@ -88,6 +88,11 @@ class StageWriter:
     def rows(self) -> int:
         """How many rows were written."""
         return self._sync.rows
+
+    @property
+    def stage_name(self) -> str:
+        """The name of what was staged so far, for `Sink.drop`; empty: nothing."""
+        return self._sync.stage_name
 
     @property
     def staged(self) -> Staged:

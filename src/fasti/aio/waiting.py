@@ -18,8 +18,9 @@ from contextlib import suppress
 
 from fasti.aio.home import Home, settle
 from fasti.client.machines.holding import Holding
+from fasti.client.machines.holdings import Holdings
 from fasti.client.machines.run import Run
-from fasti.client.session import SLEEP_MAX_S, Taking
+from fasti.client.taking import SLEEP_MAX_S, Taking
 from fasti.client.transport import BrokerClock
 from fasti.runtime import Runtime
 
@@ -37,7 +38,7 @@ class WaitingRoom(Taking):
         home: Home,
         runtime: Runtime,
         lock: threading.Lock,
-        holding: Holding,
+        holding: Holding | Holdings,
         clock: BrokerClock,
         wake: Callable[[], None],
     ) -> None:

@@ -9,7 +9,7 @@ from fasti.aio.home import Home
 from fasti.aio.waiter import Follower, Waiter
 from fasti.client import watch as sync
 from fasti.client.arguments import ArrowBatch
-from fasti.client.watch import Change
+from fasti.client.watch import Change, WatchPosition
 
 
 class Watch(Follower):
@@ -25,7 +25,7 @@ class Watch(Follower):
         self._watch: sync.Watch | None = None
 
     @property
-    def position(self) -> int | None:
+    def position(self) -> WatchPosition | None:
         """Behind all that was given; None while it has not begun."""
         return None if self._watch is None else self._watch.position
 

@@ -28,13 +28,21 @@ class Caller:
         """Whether it is the process that the broker is embedded in, which shares with no other."""
         return self is EMBEDDED
 
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is a process of this broker, which may do what no client may."""
+        return _PEER_ROLE in self.roles
+
     def log_fields(self) -> dict[str, str]:
         """For the log line of a call."""
         known = {"by": self.name if self.authenticated else "-", "peer": self.peer}
         return known if self.namespace == "default" else {**known, "namespace": self.namespace}
 
 
+_PEER_ROLE = "peer"
 EMBEDDED = Caller("embedded")
+# Tokens and certificates have names, and no roles: so nobody else can be it.
+PEER = Caller("fasti-peer", roles=frozenset((_PEER_ROLE,)), peer="inside", authenticated=True)
 
 
 def caller_from(name: str, peer: str) -> Caller:

@@ -98,6 +98,7 @@ class Committer:
         caught_up: Callable[[], None] = lambda: None,
         threads: Threads | None = None,
         stalls: Stalls | None = None,
+        name: str = "fasti-committer",
     ) -> None:
         threads = threads or Threads()
         self._store = store
@@ -105,7 +106,7 @@ class Committer:
         self._wrote, self._synced, self._caught_up = wrote, synced, caught_up
         self._monotonic = threads.runtime.monotonic
         self._stalls = stalls or Stalls(self._monotonic)
-        self._changed = threads.runtime.condition()
+        self._changed = threads.condition()
         # How many wait until something is durable: its own thread need not be woken by every sync.
         self._awaiting = 0
         self._waiting: deque[Work] = deque()
@@ -131,9 +132,7 @@ class Committer:
         # What it is about to make durable, and the sync that sessions wait for.
         self._batch: list[Work] = []
         self._commit: Commit | None = None
-        self._driver = Driver(
-            threads, "fasti-committer", self._changed, self._take, self._step, self._died
-        )
+        self._driver = Driver(threads, name, self._changed, self._take, self._step, self._died)
         self._driver.start()
 
     def take_over(self, work: Work, wake: bool = True) -> None:

@@ -46,8 +46,12 @@ class Pulse:
 
 
 def report(service: Service) -> dict[str, Any]:
-    """What the action `health` answers."""
-    shards = service.placement.shards()
+    """What the action `health` answers, of all shards of the process.
+
+    Where there are several, `shard` is the number of the one that the state or the reason is about.
+    """
+    host = service.host
+    shards = service.placement.shards() if host is None else host.all_shards()
     state = "serving"
     if any(shard.failed for shard in shards):
         state = "failed"
@@ -55,12 +59,16 @@ def report(service: Service) -> dict[str, Any]:
         state = "stopping"
     troubles = service.threads.troubles()
     told: dict[str, Any] = {"ready": False, "state": state}
+    if host is not None and state == "failed":
+        told["shard"] = next(shard.place.number for shard in shards if shard.failed)
     if troubles:
         told["threads"] = [trouble.to_json() for trouble in troubles]
-    reasons = (reason for shard in shards for reason in _reasons(shard))
-    reason = None if state != "serving" else next(reasons, None)
+    reasons = ((reason, shard) for shard in shards for reason in _reasons(shard))
+    reason, shard = (None, None) if state != "serving" else next(reasons, (None, None))
     if reason is not None:
         told["reason"] = reason
+        if host is not None and shard is not None:
+            told["shard"] = shard.place.number
     told["ready"] = state == "serving" and reason is None
     if told["ready"] and service.clock.read().state is ClockState.DOUBTING:
         # Work gets done, by the broker's own clock: whoever looks is told.

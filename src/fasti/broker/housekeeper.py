@@ -49,8 +49,9 @@ class Housekeeper:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
+        self._turns = shard.shared.checkpoints
         self._monotonic = shard.runtime.monotonic
-        self._changed = shard.runtime.condition()
+        self._changed = shard.threads.condition()
         self._stopping = False
         self._paused = False
         self._working_now = 0
@@ -74,22 +75,23 @@ class Housekeeper:
         # Slices that the engine waits for, the first of which is being read; and, if that could not be
         # read, when the engine is told.
         self._slices: deque[tuple[Asked, Engine]] = deque()
-        self._slices_changed = shard.runtime.condition()
+        self._slices_changed = shard.threads.condition()
         self._give_up_slice_at: float | None = None
         # Spare segments: whether the sequencer waits for one, whether they are being made, and when to
         # look whether some are missing.
         self._spare_wanted = self._making = False
         self._spares_at: float | None = 0.0
         self._checkpointer = Driver(
-            *(shard.threads, "fasti-checkpoint", self._changed),
+            *(shard.threads, shard.label("fasti-checkpoint"), self._changed),
             *(self._take_checkpoint, self._step_checkpoint),
         )
         self._slicer = Driver(
-            *(shard.threads, "fasti-slices", self._slices_changed),
+            *(shard.threads, shard.label("fasti-slices"), self._slices_changed),
             *(self._take_slice, self._step_slice),
         )
         self._preparer = Driver(
-            *(shard.threads, "fasti-spares", self._changed), *(self._take_spares, self._step_spares)
+            *(shard.threads, shard.label("fasti-spares"), self._changed),
+            *(self._take_spares, self._step_spares),
         )
         self._drivers = [self._checkpointer, self._slicer, self._preparer]
 
@@ -248,15 +250,25 @@ class Housekeeper:
     # Checkpoints
 
     def _take_checkpoint(self) -> float | None:
-        if self._next_callers or self._stopping:
-            self._callers, self._next_callers = self._next_callers, []
+        if self._stopping and not self._next_callers:
             return 0.0
         wait_s = self._retry_at - self._monotonic()
-        # What becomes due before it may begin is not told (`look`): it is looked at then.
-        return wait_s if wait_s > 0 or self._checkpoint_is_due() else None
+        if not self._next_callers and (wait_s > 0 or not self._checkpoint_is_due()):
+            # What becomes due before it may begin is not told (`look`): it is looked at then.
+            return wait_s if wait_s > 0 else None
+        if not self._turns.begin(self, self._look_again):
+            # Another shard of the process is at it. One that ends doesn't wait.
+            return 0.0 if self._stopping else None
+        self._callers, self._next_callers = [*self._callers, *self._next_callers], []
+        return 0.0
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _step_checkpoint(self) -> bool:
         if self._stopping and not self._callers:
+            self._turns.end(self)
             return False
         callers, self._callers = self._callers, []
         try:
@@ -278,6 +290,7 @@ class Housekeeper:
             for future in callers:
                 future.set_result(None)
         finally:
+            self._turns.end(self)
             # It may have taken spares, or made room for them.
             self._look_for_spares()
         return True

@@ -5,14 +5,14 @@ the broker has said that it is ready (over a pipe: nothing polls), and lets the 
 it, pause it and start it again on the same data and the same port, which is kept for it meanwhile: no
 other process is given it. A broker whose starter is gone, however that ended, stops by itself.
 
+A broker of several processes is started as one and stopped as one; `process(number)` is one of them.
+
 Not thread-safe: one thread starts and ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -25,6 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from fasti.broker.ports import reserve
+from fasti.broker.process_events import ProcessEvents, ServingProcess
 from fasti.errors import FastiError, TimedOut, Unavailable, error_from_code
 from fasti.settings.declared import BY_KEY, SETTINGS
 from fasti.settings.load import CONFIG_VARIABLE
@@ -44,6 +46,8 @@ class BrokerProcess:
         *,
         listen: str = "127.0.0.1:0",
         http: str = "off",
+        shards: int | None = None,
+        processes: int = 1,
         settings: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         started: bool = True,
@@ -51,6 +55,11 @@ class BrokerProcess:
         self.data = Path(data)
         self._listen, self._http = listen, http
         self._settings = dict(settings or {})
+        if shards is not None:
+            self._settings["shards"] = shards
+        if processes > 1:
+            self._settings["processes"] = processes
+        self._events = ProcessEvents()
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -109,8 +118,10 @@ class BrokerProcess:
         """Returns when it is ready. Raises the error that it ended with instead."""
         assert not self.running, "it runs already"
         begin = time.monotonic()
-        self._listen, self._http = self._with_port(self._listen), self._with_port(self._http)
+        self._listen = self._with_ports(self._listen, int(self._settings.get("processes", 1)))
+        self._http = self._with_ports(self._http)
         readable, writable = os.pipe()
+        self._events.follow(readable)
         try:
             self._process = subprocess.Popen(
                 self._command(writable),
@@ -122,38 +133,25 @@ class BrokerProcess:
                 # Ctrl-C in a terminal is for the process that started it, which then ends it.
                 start_new_session=True,
             )
-            os.close(writable)
-            writable = -1
-            ready = self._wait_ready(readable, timeout)
         finally:
-            os.close(readable)
-            if writable >= 0:
-                os.close(writable)
+            os.close(writable)
+        ready = self._wait_ready(timeout)
         self.start_seconds = time.monotonic() - begin
         self.recovery_seconds = ready["recovery_seconds"]
         self._listen, self._http = ready["listen"], ready["http"] or "off"
 
-    def _with_port(self, place: str) -> str:
-        """The same address; if any port will do, with one that is kept for this broker.
-
-        Bound, but not listened at: the system gives it to no other process, also while the broker is
-        away, and the broker may listen there because both allow the address to be used again.
+    def _with_ports(self, place: str, count: int = 1) -> str:
+        """The same address; if any port will do, with one that is kept for this broker, as those are that
+        follow it for its other processes.
         """
         if place == "off" or (address := read_address(place)).port != 0:
             return place
         try:
-            addresses = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
-            reservation = socket.socket(addresses[0][0], socket.SOCK_STREAM)
+            kept = reserve(address, count)
         except OSError:
             return place  # The broker says what is wrong with it.
-        try:
-            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reservation.bind(addresses[0][4])
-        except OSError:
-            reservation.close()
-            return place
-        self._reservations.append(reservation)
-        return str(Address(address.host, reservation.getsockname()[1]))
+        self._reservations += kept
+        return str(Address(address.host, kept[0].getsockname()[1]))
 
     def _command(self, ready_fd: int) -> list[str]:
         given = {**self._settings, "data": self.data, "listen": self._listen, "http": self._http}
@@ -173,19 +171,16 @@ class BrokerProcess:
         rest = {name: value for name, value in os.environ.items() if name not in not_meant}
         return {**rest, **self._env}
 
-    def _wait_ready(self, readable: int, timeout: float) -> dict[str, Any]:
-        line = b""
-        deadline = time.monotonic() + timeout
-        while not line.endswith(b"\n"):
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([readable], [], [], left)[0]:
-                self.kill()
-                raise TimedOut(f"the broker was not ready within {timeout:g} s\n{self._log_tail()}")
-            piece = os.read(readable, 4096)
-            if not piece:
-                raise self._why_it_ended()
-            line += piece
-        ready: dict[str, Any] = json.loads(line)
+    def _wait_ready(self, timeout: float) -> dict[str, Any]:
+        try:
+            ready = self._events.read(timeout)
+        except TimeoutError:
+            self.kill()
+            raise TimedOut(
+                f"the broker was not ready within {timeout:g} s\n{self._log_tail()}"
+            ) from None
+        if ready is None:
+            raise self._why_it_ended()
         return ready
 
     def _why_it_ended(self) -> FastiError:
@@ -202,10 +197,17 @@ class BrokerProcess:
 
     # Ending
 
-    def kill(self) -> None:
-        """SIGKILL: as if the process had crashed."""
+    def kill(self, supervisor_only: bool = False) -> None:
+        """SIGKILL: as if the process had crashed; of several, all of them, or only the one that looks
+        after the others, which then stop by themselves.
+        """
+        others = [] if supervisor_only else self._events.pids()
         process = self._running()
+        # It first: it would start the others again.
         process.kill()
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
         self._forget()
 
@@ -249,6 +251,16 @@ class BrokerProcess:
         """SIGCONT: goes on where it was."""
         self._running().send_signal(signal.SIGCONT)
 
+    # Several processes
+
+    def process(self, number: int) -> ServingProcess:
+        """One of the broker's processes."""
+        return ServingProcess(number, self._events, self._log_tail)
+
+    def restart_processes(self) -> None:
+        """SIGHUP: all are started anew, one after the other. Returns at once."""
+        self._running().send_signal(signal.SIGHUP)
+
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise Unavailable(f"the broker does not run\n{self._log_tail()}")
@@ -258,6 +270,7 @@ class BrokerProcess:
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
+        self._events.close()
 
     def close(self) -> None:
         """Stops it, if it runs, and lets its log and its ports go."""

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fasti.broker.logs import fields
 from fasti.broker.threads import Poller
@@ -28,7 +28,9 @@ from fasti.errors import Closed, FastiError
 
 if TYPE_CHECKING:
     from fasti.broker.calls.subscription import Subscription
-    from fasti.broker.service import Service
+    from fasti.broker.metrics.counts import Metrics
+    from fasti.broker.threads import Threads
+    from fasti.model import Limits
 
 _log = logging.getLogger("fasti.broker")
 
@@ -51,10 +53,20 @@ class _Watched:
     ended_s: float | None = None
 
 
+class HasSessions(Protocol):
+    """A service, or a host of several."""
+
+    limits: Limits
+    threads: Threads
+    metrics: Metrics
+
+    def subscriptions(self) -> dict[int, Subscription]: ...
+
+
 class Liveness:
     """Of one broker's sessions. `poll` is for one thread; `start` makes one that calls it."""
 
-    def __init__(self, service: Service, hang_up: Callable[[str], bool]) -> None:
+    def __init__(self, service: HasSessions, hang_up: Callable[[str], bool]) -> None:
         self._service, self._hang_up = service, hang_up
         self._silence_s = service.limits.session_silence_us / 1e6
         self._watched: dict[Subscription, _Watched] = {}

@@ -15,9 +15,14 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 
-def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Sends everything that is logged in this process to the stream, stderr by default."""
+def set_up(level: str, form: str, stream: TextIO | None = None, process: int | None = None) -> None:
+    """Sends everything that is logged in this process to the stream, stderr by default.
+
+    `process` is the number of one of several that log to one place: each line has it, as a field.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
+    if process is not None:
+        handler.addFilter(_Numbered(process))
     handler.setFormatter(JsonLines() if form == "json" else Lines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -27,6 +32,18 @@ def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
 def fields(**values: Any) -> dict[str, Any]:
     """For `extra=`: what a program may want to know besides the message."""
     return {"fields": values}
+
+
+class _Numbered(logging.Filter):
+    """Adds the number of the process to the fields of what is logged."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self._process = process
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.fields = {**getattr(record, "fields", {}), "process": self._process}
+        return True
 
 
 class Lines(logging.Formatter):

@@ -71,8 +71,9 @@ class Scrubber:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
+        self._turns = shard.shared.scrubs
         self._monotonic = shard.runtime.monotonic
-        self._changed = shard.runtime.condition()
+        self._changed = shard.threads.condition()
         self._stopping = self._wanted = False
         interval_s = shard.settings.scrub_interval_us / 1e6
         self._next_at: float | None = None
@@ -81,7 +82,8 @@ class Scrubber:
         self.current: ScrubPass | None = None
         self.last: ScrubPass | None = None
         self.read_bytes = 0
-        self._driver = Driver(shard.threads, "fasti-scrub", self._changed, self._take, self._step)
+        name = shard.label("fasti-scrub")
+        self._driver = Driver(shard.threads, name, self._changed, self._take, self._step)
 
     def start(self) -> None:
         """Begins."""
@@ -105,13 +107,23 @@ class Scrubber:
                 self._changed.notify_all()
 
     def _take(self) -> float | None:
-        if self._stopping or self._wanted:
-            self._wanted = False
+        if self._stopping:
             return 0.0
-        return None if self._next_at is None else self._next_at - self._monotonic()
+        wait_s = None if self._next_at is None else self._next_at - self._monotonic()
+        if not self._wanted and (wait_s is None or wait_s > 0):
+            return wait_s
+        if not self._turns.begin(self, self._look_again):
+            return None  # Another shard of the process is read.
+        self._wanted = False
+        return 0.0
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _step(self) -> bool:
         if self._stopping:
+            self._turns.end(self)
             return False
         with self._changed:
             self.current = scrub = self.current or ScrubPass(self._shard.clock.now_us())
@@ -125,6 +137,7 @@ class Scrubber:
                 self.current = None
                 self._next_at = self._monotonic() + interval_s if interval_s else None
                 self._changed.notify_all()
+            self._turns.end(self)
         return True
 
     def _scrub(self, scrub: ScrubPass) -> None:

@@ -21,6 +21,7 @@ for.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ class Sequencer:
 
     def __init__(self, shard: Shard) -> None:
         self._shard, self._recovery = shard, shard.recovery
-        self._wakeup = shard.runtime.condition()
+        self._wakeup = shard.threads.condition()
         self._urgent: deque[Request] = deque()
         self._bulk = Lanes()
         # Rows that wait.
@@ -68,16 +69,18 @@ class Sequencer:
         self.closing = False
         # It takes nothing any more.
         self.stopped = False
+        self._tell_end: list[Callable[[], None]] = []
         # What was taken, and what the last step asked for.
         self._taken: list[Request] = []
         self._last_step: Step | None = None
         # The turn is led by a caller, who leads the committer next.
         self._is_led = False
         # What is produced waits for room; what is taken counts as progress.
-        self._produced = Queue("produce", lambda: bool(self._bulk))
+        self._produced = Queue(shard.label("produce"), lambda: bool(self._bulk))
         shard.threads.add(self._produced)
         self._driver = Driver(
-            shard.threads, "fasti-sequencer", self._wakeup, self._take, self._turn, self._died
+            *(shard.threads, shard.label("fasti-sequencer"), self._wakeup),
+            *(self._take, self._turn, self._died),
         )
 
     # Any thread
@@ -131,9 +134,13 @@ class Sequencer:
             self._wakeup.notify()
         self._driver.join()
 
-    def wait(self) -> None:
-        """Returns when it takes nothing any more: closed, or failed for good."""
-        self._driver.wait()
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """Calls `tell` in its last turn; at once if that was."""
+        with self._wakeup:
+            if not self.stopped:
+                self._tell_end.append(tell)
+                return
+        tell()
 
     def opening(self) -> None:
         """In its turn: opening a large directory takes its time. It recovers, and doesn't stand still."""
@@ -208,6 +215,7 @@ class Sequencer:
         """The end: every caller that waits is told so."""
         with self._wakeup:
             self.stopped = True
+            tell_end, self._tell_end = self._tell_end, []
             waiting = [*self._taken, *self._urgent, *self._bulk]
             self._urgent.clear()
             self._bulk.clear()
@@ -216,6 +224,8 @@ class Sequencer:
                 request.answer.set_exception(self._is_closed())
         if self._recovery.failure is not None:
             self._shard.lose_sessions()
+        for tell in tell_end:
+            tell()
 
     def _seconds_to_wake(self) -> float | None:
         step = self._last_step

@@ -21,7 +21,7 @@ from fasti.broker.calls import control, requests
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.calls.attempts import Attempts
 from fasti.broker.calls.backups import Backups
-from fasti.broker.calls.call_stream import CallStream
+from fasti.broker.calls.call_stream import CallStream, Route
 from fasti.broker.calls.changes import ChangeFollower, ChangeReads
 from fasti.broker.calls.intake import Intake
 from fasti.broker.calls.listing import Listings
@@ -53,6 +53,7 @@ from fasti.errors import (
 from fasti.model import TopicSettings
 
 if TYPE_CHECKING:
+    from fasti.broker.host import Host
     from fasti.broker.metrics.counts import Metrics
     from fasti.broker.shard import Shard
     from fasti.core.engine import Engine
@@ -94,16 +95,27 @@ class Exchange(Protocol):
 class Service:
     """One per broker. Doors and an embedded client share it."""
 
-    def __init__(self, placement: Placement, metrics: Metrics, threaded: bool = True) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        metrics: Metrics,
+        threaded: bool = True,
+        host: Host | None = None,
+        shares: Shares | None = None,
+    ) -> None:
+        """`host` is that of a shard beside others, whose callers have `shares` in all of them."""
         self.placement = placement
+        self.host = host
         # The same for all shards of a broker.
         catalogue = placement.catalogue
         self.settings, self.limits = catalogue.settings, catalogue.settings.limits
         self.clock, self.threads, self.faults = catalogue.clock, catalogue.threads, catalogue.faults
         self.runtime = catalogue.runtime
         self.metrics = metrics
-        self.shares = metrics.shares = Shares(placement)
-        self.leases = self.shares.leases = LeaseShare(placement)
+        if shares is None:
+            shares = metrics.shares = Shares(placement)
+            shares.leases = LeaseShare(placement)
+        self.shares, self.leases = shares, shares.leases
         self.lateness = LatenessBook()
         self.snapshots = Snapshots(self)
         self.listings = Listings(self)
@@ -194,11 +206,13 @@ class Service:
         return intake
 
     @contextmanager
-    def call_stream(self, caller: Caller, descriptor: Header) -> Iterator[CallStream]:
-        """A stream of small calls, for as long as the block takes."""
+    def call_stream(
+        self, caller: Caller, descriptor: Header, route: Route | None = None
+    ) -> Iterator[CallStream]:
+        """A stream of small calls, for as long as the block takes. `route` finds the service of each."""
         with self._counted(caller, descriptor):
             _, rest = self._opened_as(descriptor, (CallStream.call,))
-            opened = CallStream(self, caller, rest)
+            opened = CallStream(self, caller, rest, route)
             self.shares.call_streams.take(caller)
         try:
             yield opened
@@ -270,7 +284,11 @@ class Service:
         """The schema and the tickets of a read."""
         with self._counted(caller, descriptor), self.shares.calls.one(caller):
             call, rest = self._opened_as(descriptor, self.reads)
-            return self.reads[call].plan(caller, rest)
+            schema, tickets = self.reads[call].plan(caller, rest)
+        if self.host is not None:
+            number = self.placement.catalogue.place.number
+            tickets = [{**ticket, "shard_number": number} for ticket in tickets]
+        return schema, tickets
 
     @contextmanager
     def _counted(self, caller: Caller, descriptor: Header) -> Iterator[None]:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.broker import clock_record, reading
-from fasti.broker.clock import EngineClock, LeaseTicks
+from fasti.broker.clock import LeaseTicks
 from fasti.broker.committer import Commit, Committer, Work
 from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.damage import DamageControl
@@ -40,8 +40,8 @@ from fasti.broker.room import Room
 from fasti.broker.scrubber import Scrubber
 from fasti.broker.sequencer import Sequencer
 from fasti.broker.session import Session
+from fasti.broker.shared_parts import SharedParts
 from fasti.broker.stalls import Stalls
-from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.core import commands
 from fasti.core.command import Command
@@ -59,7 +59,7 @@ from fasti.core.replies import (
 from fasti.core.sinks.commands import SinkChanged
 from fasti.errors import FastiError, TimedOut
 from fasti.protocol.feed_name import FeedName
-from fasti.runtime import Runtime, SystemRuntime
+from fasti.runtime import Runtime
 from fasti.storage.storage_engine import StorageEngine
 from fasti.storage.store import ShardStore
 
@@ -78,16 +78,21 @@ class Shard:
         runtime: Runtime | None = None,
         name: str = "",
         place: ShardPlace = ALONE,
+        shared: SharedParts | None = None,
     ) -> None:
+        """`shared` is what it has in common with the other shards of its process."""
         self.place = place
         # It stays, whatever becomes of the journal.
         self.name = name or str(place.number)
         self.settings = settings or ShardSettings()
-        self.runtime: Runtime = runtime or SystemRuntime()
+        self._is_alone = shared is None
+        shared = shared or SharedParts(self.settings, runtime)
+        self.shared = shared
+        self.runtime: Runtime = shared.runtime
         self._monotonic = self.runtime.monotonic
         self._machine = machine = self.runtime.clock
         # The only time that the broker goes by and tells its clients.
-        self.clock = EngineClock(machine, self.settings)
+        self.clock = shared.clock
         self.ticks = LeaseTicks(machine)
         self._storage = storage
         self._closed = False
@@ -110,7 +115,7 @@ class Shard:
         self.engine: Engine
         self.committer: Committer
         self.holds = Holds(self._monotonic)
-        self.threads = Threads(self.settings.stall_us / 1e6, self.runtime)
+        self.threads = shared.threads
         self.recovery = Recovery(self)
         self.sequencer = Sequencer(self)
         self.damage = DamageControl(self)
@@ -122,7 +127,8 @@ class Shard:
             self.sequencer.start()
             self.housekeeper.start()
             self.scrubber.start()
-            self.threads.start()
+            if self._is_alone:
+                shared.start()
         except BaseException:
             self.close(checkpoint=False)
             raise
@@ -152,6 +158,7 @@ class Shard:
                 self.sequencer.wake,
                 self.threads,
                 self.stalls,
+                self.label("fasti-committer"),
             )
         except BaseException:
             self.store.close()
@@ -169,6 +176,10 @@ class Shard:
     def feed_name(self) -> FeedName:
         """What positions of the change feed belong to."""
         return FeedName(self.name, f"{self.store.journal.incarnation:016x}")
+
+    def label(self, name: str) -> str:
+        """The name of one of its threads: with the shard's number where there are several."""
+        return name if self.place.count == 1 else f"{name}-{self.place.number}"
 
     def submit(
         self, inputs: Sequence[Command], engine: Engine | None = None, lead: bool = False
@@ -239,9 +250,9 @@ class Shard:
         """Something has changed that the sequencer may be waiting for."""
         self.sequencer.wake()
 
-    def wait_ended(self) -> None:
-        """Returns when the sequencer takes nothing any more: closed, or failed for good."""
-        self.sequencer.wait()
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """Calls `tell` when the sequencer takes nothing any more: closed, or failed for good."""
+        self.sequencer.when_ended(tell)
 
     def checkpoint(self, timeout_s: float | None = None) -> None:
         """Writes a checkpoint now and returns when it is complete. Raises `timed_out`."""
@@ -289,7 +300,8 @@ class Shard:
             self.housekeeper.stop()
             self.sequencer.close()
             self.committer.stop()
-            self.threads.stop()
+            if self._is_alone:
+                self.shared.stop()
             self.lose_sessions()
             self._closed = True
             self.record_clock()

@@ -225,7 +225,7 @@ class Shares:
     # Set by the parts of the service that know what there is.
     snapshots: SeenShare
     backups: SeenShare
-    leases: Share
+    leases: LeaseShare
 
     def __init__(self, placement: Placement) -> None:
         settings = placement.catalogue.settings

@@ -13,7 +13,8 @@ worker that stood still meanwhile.
 
 `troubles` is what health and metrics tell. Any thread may call anything here; `busy` and `idle` are the
 worker's own. A service that is a step has a `Driver` or a `Poller` around it, and no loop of its own:
-where the runtime has no threads, it calls `turn` instead.
+where the runtime has no threads, it calls `turn` instead. With many shards the threads of services that
+have nothing to do go, and come back (parking.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasti.broker.logs import fields
+from fasti.broker.parking import PARK_AFTER_S, Alarms, ParkingCondition
 from fasti.runtime import ENDED, Runtime, SystemRuntime, may_be_interrupted
 
 _log = logging.getLogger("fasti.broker.threads")
@@ -136,10 +138,11 @@ class Worker(Watched):
         self,
         threads: Threads,
         name: str,
-        run: Callable[[], None],
+        run: Callable[[], bool | None],
         failed: Callable[[BaseException], None] | None,
         changed: threading.Condition | None = None,
     ) -> None:
+        """`run` returns True when it has only given its thread back, and goes on in another later."""
         super().__init__(name)
         self._threads, self._run, self._failed = threads, run, failed
         self._runtime = threads.runtime
@@ -202,16 +205,21 @@ class Worker(Watched):
         while True:
             begin = self._runtime.monotonic()
             try:
-                self._run()
-                self._threads.remove(self)
+                if not self._run():
+                    self._threads.remove(self)
+                    self._end_thread()
                 return
             except BaseException as error:
                 if self._runtime.monotonic() - begin > _WELL_S:
                     self._pause_s = _PAUSE_S
                 pause_s = self._note_death(error)
             if pause_s is None:
+                self._end_thread()
                 return
             self._ending.wait(pause_s)
+
+    def _end_thread(self) -> None:
+        """It has ended, for good."""
 
     def _drive_once(self) -> float | None:
         try:
@@ -265,9 +273,13 @@ class Driver(Worker):
         take: Callable[[], float | None],
         step: Callable[[], bool],
         failed: Callable[[BaseException], None] | None = None,
+        parks: bool = True,
     ) -> None:
         super().__init__(threads, name, self._take_and_step, failed, changed)
         self._changed, self._take, self._step = changed, take, step
+        # Where it is parked when it has nothing to do, if it is.
+        self._parks_at = changed if parks and isinstance(changed, ParkingCondition) else None
+        self._for_good = threading.Event()
         # A turn is under way. Whoever has it looks for more work after it, with the lock.
         self.in_turn = False
         # When its own thread, which waits, wakes up by itself; when callers may lead again; and which
@@ -340,9 +352,36 @@ class Driver(Worker):
         if wait_s is not None and self._runtime.monotonic() + wait_s < self._wakes_at - _NEAR_S:
             self._changed.notify_all()
 
+    # Its thread when there is something to do
+
+    def resume_thread(self) -> None:
+        """For `ParkingCondition`, with the lock: there may be something to do."""
+        thread = self._runtime.thread(self.name, self._drive, self._drive_once, self._changed)
+        thread.start()
+        self._thread = thread
+
+    def _park(self, wait_s: float | None) -> bool:
+        """With the lock, when it has waited for a while: whether its thread may go."""
+        place = self._parks_at
+        if place is None or self.in_turn or (wait_s is not None and wait_s <= PARK_AFTER_S):
+            return False
+        place.park(self)
+        if wait_s is not None:
+            self._threads.alarms.set(place, self._wakes_at)
+        return True
+
+    def _end_thread(self) -> None:
+        self._for_good.set()
+
+    def wait(self) -> None:
+        if self._parks_at is None or self._thread.ident is None:
+            super().wait()
+        else:
+            self._for_good.wait()
+
     # Its own thread
 
-    def _take_and_step(self) -> None:
+    def _take_and_step(self) -> bool:
         changed, step = self._changed, self._step
         # What can't be trusted any more is not led either.
         for_good = self._failed is not None
@@ -351,7 +390,8 @@ class Driver(Worker):
                 # A leader may have begun since the last turn: then the service is busy.
                 if not self.in_turn:
                     self.idle()
-                self._wait_for_turn()
+                if self._wait_for_turn():
+                    return True
                 if self._ended:
                     break
                 self.in_turn = True
@@ -364,21 +404,31 @@ class Driver(Worker):
                 self._ended = ended
                 self.in_turn = False
             if ended:
-                return
+                return False
         if self._raised is not None:
             error, self._raised = self._raised, None
             self._ended = for_good
             raise error
+        return False
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_turn(self) -> bool:
+        """Returns when there is something to do, or True when its thread is to go."""
+        rested = False
         while not self._ended:
             wait_s = None
             if not self.in_turn:
                 wait_s = self._take()
                 if wait_s is not None and wait_s <= 0:
-                    return
+                    return False
             self._wakes_at = math.inf if wait_s is None else self._runtime.monotonic() + wait_s
-            self._changed.wait(wait_s)
+            if rested and self._park(wait_s):
+                return True
+            if self._parks_at is None:
+                self._changed.wait(wait_s)
+            else:
+                patience_s = PARK_AFTER_S if wait_s is None else min(wait_s, PARK_AFTER_S)
+                rested = not self._changed.wait(patience_s)
+        return False
 
     def turn(self) -> float | None:
         self.idle()
@@ -397,13 +447,20 @@ class Poller(Driver):
     None: when it is woken.
     """
 
-    def __init__(self, threads: Threads, name: str, poll: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        threads: Threads,
+        name: str,
+        poll: Callable[[], float | None],
+        parks: bool = True,
+    ) -> None:
         self._poll = poll
         self._woken = False
         # When to poll next; one that died in the middle of something begins with a poll.
         self._next_at: float | None = 0.0
         self.stopping = False
-        super().__init__(threads, name, threads.runtime.condition(), self._is_due, self._poll_once)
+        changed = threads.condition() if parks else threads.runtime.condition()
+        super().__init__(threads, name, changed, self._is_due, self._poll_once)
 
     def wake(self) -> None:
         """There is something to do, however long the service wanted to wait. Any thread."""
@@ -436,8 +493,13 @@ class Poller(Driver):
 class Threads:
     """All threads of one broker, and their watchdog once `start` is called."""
 
-    def __init__(self, stall_s: float = STALL_S, runtime: Runtime | None = None) -> None:
+    def __init__(
+        self, stall_s: float = STALL_S, runtime: Runtime | None = None, parks: bool = False
+    ) -> None:
+        """`parks`: services that have nothing to do let their threads go, where there are threads."""
         self.runtime: Runtime = runtime or SystemRuntime()
+        self._parks = parks and self.runtime.leads
+        self.alarms = Alarms(self)
         self._stall_s = stall_s
         self._every_s = min(stall_s / _LOOKS_PER_STALL, _LOOK_S_MAX)
         self._lock = threading.Lock()
@@ -446,7 +508,11 @@ class Threads:
         self._elapsed_s = 0.0
         # How often each died, by name.
         self.deaths: Counter[str] = Counter()
-        self._watchdog = Poller(self, "fasti-watchdog", self._poll)
+        self._watchdog = Poller(self, "fasti-watchdog", self._poll, parks=False)
+
+    def condition(self) -> threading.Condition:
+        """For a service that is driven here: what it waits for."""
+        return ParkingCondition() if self._parks else self.runtime.condition()
 
     def worker(
         self,
@@ -495,9 +561,13 @@ class Threads:
     def start(self) -> None:
         """The watchdog begins."""
         self._watchdog.start()
+        if self._parks:
+            self.alarms.start()
 
     def stop(self) -> None:
         """The watchdog ends. Workers are ended by their owners."""
+        if self._parks:
+            self.alarms.stop()
         self._watchdog.stop()
 
     def _poll(self) -> float:

@@ -71,8 +71,11 @@ def changes(
     ):
         for table in feed:
             rows = table if left is None else table.slice(0, left)
+            # With several shards a row says of which it is, and its position is one in all of them.
+            several = "shard" in table.schema.names
             for row in rows.to_pylist():
-                sys.stdout.write(line_of(row, feed.position.shard) + "\n")
+                name = row["shard"] if several else feed.position.shard
+                sys.stdout.write(line_of(row, feed.position.moved(name, row["position"])) + "\n")
             sys.stdout.flush()
             if left is not None:
                 left -= rows.num_rows
@@ -96,9 +99,9 @@ def _start(text: str) -> Any:
         ) from None
 
 
-def _as_json(row: dict[str, Any], shard: str) -> str:
+def _as_json(row: dict[str, Any], position: Position) -> str:
     fields = {name: value for name, value in row.items() if value is not None}
-    fields["position"] = str(Position(shard, row["position"]))
+    fields["position"] = str(position)
     fields["at"] = moments.iso(fields.pop("at_us"))
     if "payload" in fields:
         fields |= payloads.as_json(fields.pop("payload"))
@@ -107,7 +110,7 @@ def _as_json(row: dict[str, Any], shard: str) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-def _as_text(row: dict[str, Any], shard: str) -> str:
+def _as_text(row: dict[str, Any], position: Position) -> str:
     parts = [moments.iso(row["at_us"]), f"{row['op']:<12}", row["topic"] or "-"]
     for name in _SHOWN:
         value = row[name]

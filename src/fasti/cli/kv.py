@@ -27,7 +27,7 @@ from fasti.cli.options import (
 if TYPE_CHECKING:
     from fasti.client.kv import Entry
     from fasti.client.outcomes import Outcome
-    from fasti.client.watch import Change
+    from fasti.client.watch import Change, WatchPosition
 
 app = group("kv")
 
@@ -167,8 +167,10 @@ def watch(
     topic: Topic,
     prefix: Prefix = None,
     position: Annotated[
-        int | None,
-        typer.Option(min=0, help="From this position on, as --json prints it; else now."),
+        str | None,
+        typer.Option(
+            metavar="POSITION", help="From this position on, as --json prints it; else now."
+        ),
     ] = None,
     count: options.Count = None,
     timeout: Annotated[
@@ -180,10 +182,31 @@ def watch(
 
     [dim]fasti kv watch profiles --prefix user-[/dim]
     """
-    watch = client.kv(topic).watch(prefix=prefix, position=position, timeout=timeout)
+    at = None if position is None else _position(position)
+    watch = client.kv(topic).watch(prefix=prefix, position=at, timeout=timeout)
     with terminated_softly(), watch as changes:
         for change in itertools.islice(changes, count):
-            typer.echo(json.dumps(_change_json(change)) if as_json else _change_line(change))
+            typer.echo(
+                json.dumps(_change_json(change, changes.position))
+                if as_json
+                else _change_line(change)
+            )
+
+
+def _position(text: str) -> WatchPosition:
+    """A number, or with several shards `0:17,1:4`: as `_position_text` writes it."""
+    parts = [place.rpartition(":") for place in text.split(",")]
+    if not all(at.isdecimal() and (not shard or shard.isdecimal()) for shard, _, at in parts):
+        raise typer.BadParameter(f"{text!r} is not a position", param_hint="--position")
+    if len(parts) == 1 and not parts[0][0]:
+        return int(text)
+    return {int(shard or 0): int(at) for shard, _, at in parts}
+
+
+def _position_text(position: WatchPosition) -> int | str:
+    if isinstance(position, int):
+        return position
+    return ",".join(f"{shard}:{at}" for shard, at in position.items())
 
 
 def _name(key: str, clustering: str | None) -> str:
@@ -216,9 +239,10 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _change_json(change: Change) -> dict[str, Any]:
+def _change_json(change: Change, behind: WatchPosition) -> dict[str, Any]:
+    """With several shards, where to go on behind all that was printed."""
     return {
-        "position": change.position,
+        "position": change.position if isinstance(behind, int) else _position_text(behind),
         "op": change.op,
         "key": change.key,
         "clustering": change.clustering,

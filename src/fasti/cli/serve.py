@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
+import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli.exits import print_error
+from fasti.cli.exits import ERROR_EXITS, print_error
 from fasti.cli.signatures import option, presented
 from fasti.errors import FastiError
 from fasti.extras import required
@@ -19,7 +22,7 @@ from fasti.settings.page import as_toml
 from fasti.settings.values import Switch
 
 if TYPE_CHECKING:
-    from fasti.doors.process import Ready
+    from fasti.doors.lifetime import Ready
 
 
 def run(
@@ -28,6 +31,7 @@ def run(
     check: bool,
     ready_fd: int | None,
     until_stdin_ends: bool,
+    process_number: int | None,
     **flags: Any,
 ) -> None:
     """Serve a data directory to clients until a signal ends it.
@@ -41,11 +45,57 @@ def run(
         typer.echo(as_toml(settings), nl=False)
     elif check:
         typer.echo("The settings are good.")
+    elif settings.processes > 1:
+        _supervise(settings, ready_fd, until_stdin_ends)
     else:
-        _serve(settings, ready_fd, until_stdin_ends)
+        _serve(settings, ready_fd, until_stdin_ends, process_number)
 
 
-def _serve(settings: ServeSettings, ready_fd: int | None, until_stdin_ends: bool) -> None:
+def _supervise(settings: ServeSettings, ready_fd: int | None, until_stdin_ends: bool) -> None:
+    from fasti.broker.logs import set_up
+
+    with required("broker", "`fasti serve`"):
+        from fasti.doors.lifetime import end
+        from fasti.doors.supervisor import supervise
+
+    def ready(started: Ready) -> None:
+        _say_ready(settings, started)
+        _write(ready_fd, started.to_json())
+
+    def changed(facts: dict[str, Any]) -> None:
+        _write(ready_fd, json.dumps(facts))
+
+    if ready_fd is not None:
+        # Who reads the first line may not care for those that follow: nothing waits for it.
+        os.set_blocking(ready_fd, False)
+        os.set_inheritable(ready_fd, False)
+    set_up(settings.log_level, settings.log_format)
+    try:
+        supervise(settings, ready, changed, until_stdin_ends)
+    except FastiError as error:
+        end(print_error(error))
+    end(0)
+
+
+def _write(descriptor: int | None, line: str) -> None:
+    if descriptor is not None:
+        with suppress(OSError):
+            os.write(descriptor, line.encode() + b"\n")
+
+
+def _say_ready(settings: ServeSettings, started: Ready) -> None:
+    secure = settings.tls_cert is not None
+    http = f", http{'s' if secure else ''}://{started.http}" if started.http else ""
+    place = f"fasti{'+tls' if secure else ''}://{started.listen}"
+    typer.echo(f"Fasti listens at {place}{http}. Ctrl-C stops it.")
+
+
+def _serve(
+    settings: ServeSettings,
+    ready_fd: int | None,
+    until_stdin_ends: bool,
+    process_number: int | None,
+) -> None:
     # Imported late: looking at settings should not take half a second.
     from fasti.doors.allocators import bound_heaps, load_arrow_bounded
 
@@ -54,25 +104,36 @@ def _serve(settings: ServeSettings, ready_fd: int | None, until_stdin_ends: bool
     from fasti.doors.without_pandas import hide_pandas_from_arrow
 
     hide_pandas_from_arrow()
-    from fasti.broker.logs import set_up
+    from fasti.broker.logs import fields, set_up
 
     with required("broker", "`fasti serve`"):
-        from fasti.doors.process import end, serve
+        from fasti.doors.lifetime import end
+        from fasti.doors.process import serve
+        from fasti.protocol.problems import error_to_json
+
+    said = False
 
     def ready(started: Ready) -> None:
-        secure = settings.tls_cert is not None
-        http = f", http{'s' if secure else ''}://{started.http}" if started.http else ""
-        place = f"fasti{'+tls' if secure else ''}://{started.listen}"
-        typer.echo(f"Fasti listens at {place}{http}. Ctrl-C stops it.")
+        nonlocal said
+        said = True
+        _say_ready(settings, started)
         if ready_fd is not None:
             with os.fdopen(ready_fd, "w") as pipe:
                 pipe.write(started.to_json() + "\n")
 
-    set_up(settings.log_level, settings.log_format)
+    set_up(settings.log_level, settings.log_format, process=process_number)
+    # One of several says so in other words: all of them are ready when the supervisor is.
+    line = "ready" if process_number is None else "this process is ready"
     try:
-        serve(settings, ready, until_stdin_ends)
+        serve(settings, ready, until_stdin_ends, line)
     except FastiError as error:
-        end(print_error(error))
+        if process_number is None:
+            end(print_error(error))
+        # The supervisor prints it, if it was the first start.
+        if not said:
+            _write(ready_fd, json.dumps({"error": error_to_json(error)}))
+        logging.getLogger("fasti.broker").error(error.message, extra=fields(code=error.code))
+        end(ERROR_EXITS.get(error.code, ERROR_EXITS["error"]))
     end(0)
 
 
@@ -103,6 +164,7 @@ def _parameters() -> list[inspect.Parameter]:
     )
     check = typer.Option("--check", help="Look whether the settings are good, and exit.")
     until_stdin_ends = typer.Option("--until-stdin-ends", hidden=True)
+    process_number = typer.Option("--process-number", hidden=True)
     panels = {"Broker": BROKER, "Shard": SHARD, "Guard": GUARD, "Limits": LIMITS}
     return [
         option("config", Annotated[Path | None, config]),
@@ -110,6 +172,7 @@ def _parameters() -> list[inspect.Parameter]:
         option("check", Annotated[bool, check], False),
         option("ready_fd", Annotated[int | None, typer.Option("--ready-fd", hidden=True)]),
         option("until_stdin_ends", Annotated[bool, until_stdin_ends], False),
+        option("process_number", Annotated[int | None, process_number]),
         *(_option(setting, panel) for panel, group in panels.items() for setting in group),
     ]
 

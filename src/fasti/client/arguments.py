@@ -185,11 +185,12 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 class EmbeddedOptions(TypedDict, total=False):
-    """What `connect("embedded:...")` takes: one `settings`, or the fields of `ShardSettings`; and
-    whether the directory is a copy that gets a name of its own.
+    """What `connect("embedded:...")` takes: one `settings`, or the fields of `ShardSettings`; whether
+    the directory is a copy that gets a name of its own; and how many shards a new directory gets.
     """
 
     clone: bool
+    shards: int | None
     settings: ShardSettings
     durability: Durability | Literal["always", "interval"]
     sync_interval_ms: int

@@ -14,6 +14,7 @@ from fasti.client.durations import Duration
 from fasti.client.machines.returns import DueAt, Return, Segment, due_again, release_argument
 from fasti.client.message import Message, check_reason
 from fasti.client.outcomes import Outcomes
+from fasti.client.settling import Waiter, await_outcomes
 from fasti.errors import IllegalTransition, InvalidArgument
 
 
@@ -200,7 +201,24 @@ class Batch:
         return self._nothing(wait)
 
     def _give_back(self, returned: Return, wait: bool, timeout: Duration | None) -> Outcomes | None:
-        return returned.segments[0][0].session.give_back(returned, wait, timeout)
+        if returned.of_one_session:
+            return returned.segments[0][0].session.give_back(returned, wait, timeout)
+        parts, places = split(returned)
+        waiters: list[Waiter] = []
+        for part in parts:
+            if wait:
+                part.waiter = waiter = Waiter()
+                waiters.append(waiter)
+            part.segments[0][0].session.give_back(part, False, None)
+        if not wait:
+            return None
+        session = returned.segments[0][0].session
+        limit_s = session.limit_s(timeout)
+        outcomes = [
+            await_outcomes(part, waiter, limit_s, session.failures)
+            for part, waiter in zip(parts, waiters, strict=True)
+        ]
+        return Outcomes.joined(outcomes).placed(places)
 
     def _nothing(self, wait: bool) -> Outcomes | None:
         """What is answered where nothing was left to finish."""
@@ -223,6 +241,16 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} messages>"
+
+
+def split(returned: Return) -> tuple[list[Return], NDArray[np.intp]]:
+    """A return about rows of several shards as one for each session, see `Return.by_session`.
+
+    Raises `illegal_transition` if a row was finished before: then none of them is sent.
+    """
+    if any(run.any_finished(rows) for run, rows in returned.segments):
+        raise IllegalTransition("a row was finished already")
+    return returned.by_session()
 
 
 def _as_mask(mask: Any, rows: int) -> NDArray[np.bool_]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -22,11 +22,13 @@ import pyarrow as pa
 
 from fasti.client.arguments import ArrowTable
 from fasti.client.durations import Duration, moment_us, seconds
-from fasti.client.following import Following
+from fasti.client.following import Followings
 from fasti.client.pauses import PASSING
+from fasti.client.position import FeedBounds as FeedBounds
+from fasti.client.position import Position as Position
+from fasti.client.position import by_shard
 from fasti.client.transport import Header, Transport
 from fasti.errors import Closed, FastiError, InvalidArgument
-from fasti.protocol.feed_name import FeedName
 
 # A read that doesn't follow is given up when nothing came for so long.
 _PATIENCE_S = 30.0
@@ -34,58 +36,44 @@ _PATIENCE_S = 30.0
 _MET_MAX = 1_000
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """A place in a shard's change feed. As text: `str(position)`, and back by `Position.parse`.
-
-    `shard` has the shard's name and which life of its journal it is, as in `0.9f3c01d2ab45e678`: a
-    journal that was restored or repaired begins a new life, in which this position means nothing.
-    """
-
-    shard: str
-    frame: int
-
-    @classmethod
-    def parse(cls, text: str) -> Position:
-        """Back from text. Raises `invalid_argument`."""
-        shard, _, frame = text.partition(":")
-        if not frame.isdecimal():
-            raise InvalidArgument(f"{text!r} is not a position in a change feed", field="position")
-        return cls(str(FeedName.parse(shard)), int(frame))
-
-    def __str__(self) -> str:
-        return f"{self.shard}:{self.frame}"
-
-
-@dataclass(frozen=True, slots=True)
-class FeedBounds:
-    """What the broker still has: everything behind `first`, up to `last`."""
-
-    first: Position
-    last: Position
-
-
 Start = Any
 """`"earliest"`, `"latest"`, a `Position` or its text, or an aware datetime."""
 
 
 def feed_bounds(transport: Transport) -> FeedBounds:
-    """Where the feed begins and ends now."""
-    header, _ = transport.call("feed", {})
-    first, last = (Position(header["shard"], int(header[name])) for name in ("first", "last"))
-    return FeedBounds(first, last)
+    """Where the feed begins and ends now, of every shard."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for shard in all_shards(transport):
+        header, _ = shard.call("feed", {})
+        first[header["shard"]], last[header["shard"]] = int(header["first"]), int(header["last"])
+    return FeedBounds(Position.of(first), Position.of(last))
+
+
+def all_shards(transport: Transport) -> list[Transport]:
+    """The way to each, in the order of their numbers."""
+    return [transport.shard(number) for number in range(transport.shard_count)]
 
 
 def resolve(transport: Transport, start: Start) -> Position:
-    """The position that is meant, and still there. Raises `gone`, `not_found` if it lies ahead."""
+    """The position that is meant, and still there, in every shard.
+
+    Raises `gone`, `not_found` if it lies ahead, `invalid_argument` if it doesn't name each shard.
+    """
     if isinstance(start, str) and start not in ("earliest", "latest"):
         start = Position.parse(start)
     if isinstance(start, Position):
-        transport.call("feed", {"shard": start.shard, "after": start.frame})
+        places = by_shard(start.frames, transport.shard_count, "start")
+        for number, place in enumerate(places):
+            fields = {"shard": place.shard, "after": place.frame}
+            transport.shard(number).call("feed", fields)
         return start
     if isinstance(start, datetime):
-        header, _ = transport.call("feed", {"time_us": moment_us(start, "start")})
-        return Position(header["shard"], int(header["position"]))
+        time_us, frames = moment_us(start, "start"), dict[str, int]()
+        for shard in all_shards(transport):
+            header, _ = shard.call("feed", {"time_us": time_us})
+            frames[header["shard"]] = int(header["position"])
+        return Position.of(frames)
     if isinstance(start, str):
         bounds = feed_bounds(transport)
         return bounds.first if start == "earliest" else bounds.last
@@ -95,10 +83,27 @@ def resolve(transport: Transport, start: Start) -> Position:
     )
 
 
+@dataclass(slots=True)
+class _Feed:
+    """One shard's feed, as far as it was read; where reading ends, unless it is followed."""
+
+    transport: Transport
+    name: str
+    frame: int
+    end: int | None
+    # A read of it that is under way.
+    plain: Iterator[pa.RecordBatch] | None = None
+    # Messages met under the key, the latest last: when the connection was lost, the broker is given
+    # them.
+    met: dict[tuple[str, int], None] = field(default_factory=dict)
+
+
 class Changes:
     """Made by `client.changes()`: an iterator of tables and a context manager.
 
-    `position` is behind all that was given out: keep it to go on there another day.
+    `position` is behind all that was given out: keep it to go on there another day. Where the broker
+    has several shards each table is of one of them, which a column `shard` names: its rows are in
+    order, and there is no order over shards.
     """
 
     def __init__(
@@ -114,7 +119,6 @@ class Changes:
         timeout: Duration | None,
     ) -> None:
         self.follow = follow
-        self._transport = transport
         self._timeout_s = seconds(timeout, "timeout")
         self._fields: Header = {"call": "changes", "payload": payload}
         if topic is not None:
@@ -123,16 +127,18 @@ class Changes:
             if not key:
                 raise InvalidArgument("a key must not be empty", field="key")
             self._fields["key"] = key
-        # Messages met under the key, the latest last: when the connection was lost, the broker is
-        # given them.
-        self._met: dict[tuple[str, int], None] = {}
         if id is not None:
             self._fields["ids"] = [id] if isinstance(id, int) else [int(number) for number in id]
         self.position = resolve(transport, start)
         # Without following it ends where the feed does now.
-        self._end: Position | None = None if follow else feed_bounds(transport).last
-        self._plain: Iterator[pa.RecordBatch] | None = None
-        self._following = Following(transport)
+        ends = {} if follow else feed_bounds(transport).last.frames
+        shards = all_shards(transport)
+        places = by_shard(self.position.frames, len(shards))
+        self._feeds = [
+            _Feed(shard, place.shard, place.frame, ends.get(place.shard))
+            for shard, place in zip(shards, places, strict=True)
+        ]
+        self._following = Followings(shards)
         self._gone = weakref.finalize(self, self._following.close)
         self._gone.atexit = False
 
@@ -147,7 +153,8 @@ class Changes:
     def __next__(self) -> ArrowTable:
         """The next rows. Ends at the end, with `follow` after `timeout` without any.
 
-        Raises `gone` when the broker has dropped what comes next; its details say `first`.
+        Raises `gone` when the broker has dropped what comes next; its details say `first`, and `shard`
+        of which feed.
         """
         if self.closed:
             raise StopIteration
@@ -156,72 +163,90 @@ class Changes:
             raise StopIteration
         return pa.Table.from_batches([batch])
 
-    # Up to an end
+    # Up to an end: one shard after the other
 
     def _read(self) -> pa.RecordBatch | None:
-        assert self._end is not None
         until = self._following.deadline(self._timeout_s or _PATIENCE_S)
-        while self.position.frame < self._end.frame:
+        for number, feed in enumerate(self._feeds):
+            batch = self._read_feed(number, feed, until)
+            if batch is not None:
+                return batch
+        return None
+
+    def _read_feed(self, number: int, feed: _Feed, until: float | None) -> pa.RecordBatch | None:
+        assert feed.end is not None
+        while feed.frame < feed.end:
             try:
-                if self._plain is None:
-                    self._plain = self._transport.read(
-                        {**self._place(), "through": self._end.frame}
-                    )
-                for batch in self._plain:
+                if feed.plain is None:
+                    feed.plain = feed.transport.read({**self._place(number), "through": feed.end})
+                for batch in feed.plain:
                     if batch.num_rows:
-                        self._moved(batch.column("position")[-1].as_py())
-                        self._remember(batch)
-                        return batch
-                self._moved(self._end.frame)
+                        self._move(feed, batch.column("position")[-1].as_py())
+                        self._remember(feed, batch)
+                        return self._named(feed, batch)
+                self._move(feed, feed.end)
             except FastiError as error:
-                self._plain = None
-                if error.code not in PASSING or not self._following.pause(error, until):
+                feed.plain = None
+                if error.code not in PASSING or not self._following.wait(number, error, until):
+                    self._name_shard(error, feed)
                     raise
         return None
 
-    def _place(self) -> Header:
-        place = {"shard": self.position.shard, "after": self.position.frame}
-        known = {"known": [[*message] for message in self._met]} if self._met else {}
+    def _place(self, number: int) -> Header:
+        feed = self._feeds[number]
+        place = {"shard": feed.name, "after": feed.frame}
+        known = {"known": [[*message] for message in feed.met]} if feed.met else {}
         return {**self._fields, **place, **known}
 
-    def _remember(self, batch: pa.RecordBatch) -> None:
+    def _remember(self, feed: _Feed, batch: pa.RecordBatch) -> None:
         if "key" not in self._fields:
             return
         met = zip(batch.column("topic").to_pylist(), batch.column("id").to_pylist(), strict=True)
-        self._met.update(dict.fromkeys(message for message in met if None not in message))
-        for oldest in list(self._met)[: max(0, len(self._met) - _MET_MAX)]:
-            del self._met[oldest]
+        feed.met.update(dict.fromkeys(message for message in met if None not in message))
+        for oldest in list(feed.met)[: max(0, len(feed.met) - _MET_MAX)]:
+            del feed.met[oldest]
 
-    def _moved(self, frame: int) -> None:
-        self.position = Position(self.position.shard, frame)
+    def _move(self, feed: _Feed, frame: int) -> None:
+        feed.frame = frame
+        self.position = self.position.moved(feed.name, frame)
+
+    def _named(self, feed: _Feed, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """With the feed that it is of, where there are several."""
+        if len(self._feeds) == 1:
+            return batch
+        return batch.append_column("shard", pa.repeat(pa.scalar(feed.name), batch.num_rows))
 
     # On and on
 
     def _followed(self) -> pa.RecordBatch | None:
-        until = self._following.deadline(self._timeout_s)
         following = self._following
+        until = following.deadline(self._timeout_s)
         while True:
-            try:
-                if not following.open:
-                    following.begin(self._place())
-                item = following.take(until)
-                if item is None:
-                    return None
-                if isinstance(item, FastiError):
-                    raise item
-                header, batch = item
-                self._moved(int(header["position"]))
-                if batch is not None and batch.num_rows:
-                    self._remember(batch)
-                    return batch
-            except FastiError as error:
-                following.end()
+            taken = following.take(until, self._place)
+            if taken is None:
+                return None
+            number, item = taken
+            feed = self._feeds[number]
+            if isinstance(item, FastiError):
+                following.end(number)
                 if following.closed:
                     return None
-                if error.code not in PASSING:
-                    raise
-                if not following.pause(error, until):
+                if item.code not in PASSING:
+                    self._name_shard(item, feed)
+                    raise item
+                if not following.pause(number, item, until):
                     return None
+                continue
+            header, batch = item
+            self._move(feed, int(header["position"]))
+            if batch is not None and batch.num_rows:
+                self._remember(feed, batch)
+                return self._named(feed, batch)
+
+    def _name_shard(self, error: FastiError, feed: _Feed) -> None:
+        """Adds the feed that it is about, where there are several."""
+        if len(self._feeds) > 1 and error.code in ("gone", "not_found"):
+            error.details.setdefault("shard", feed.name)
 
     # The end
 

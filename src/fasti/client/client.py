@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     from fasti.client.certificates import Pem
     from fasti.client.changes import Changes
     from fasti.client.consumer import Consumer
-    from fasti.client.embedded_transport import EmbeddedTransport
     from fasti.client.flight_transport import FlightTransport
     from fasti.client.log_place import Start
     from fasti.client.messages import Messages
     from fasti.client.outbox import Outbox
+    from fasti.client.outboxes import Outboxes
     from fasti.client.producer import Producer
     from fasti.client.reader import Reader
     from fasti.client.session import Session
+    from fasti.client.sessions import Sessions
     from fasti.client.sinks import Sink
     from fasti.client.transaction import Transaction
     from fasti.client.watch import Watch
@@ -68,6 +69,7 @@ def connect(
         client = fasti.connect("fasti+tls://broker:7170", token="…", tls_ca="ca.pem")
         client = fasti.connect("embedded:./data")                 # no server
         client = fasti.connect("embedded:./data", durability="interval", segment_bytes=1 << 20)
+        client = fasti.connect("embedded:./new", shards=4)        # for good: see docs/scaling.md
 
     Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
     FASTI_TOKEN; without `tls_ca`, the certificate of the authority that signed the broker's (a file,
@@ -87,22 +89,26 @@ def connect(
     place = parse_address(address)
     checked_callback(on_failure)
     timeout_s = duration_us(timeout, "timeout") / 1_000_000
-    transport: EmbeddedTransport | FlightTransport
+    transport: Transport
     if place.directory is not None:
         with required("broker", "an embedded broker"):
-            from fasti.client.embedded_transport import open_embedded
+            from fasti.client.shards.embedded import open_directory
 
-        transport = open_embedded(place.directory, {**embedded}, timeout_s)
-        hello, _ = transport.call("hello")
+        transport, hello = open_directory(place.directory, {**embedded}, timeout_s)
     else:
         if embedded:
             name = min(embedded)
             raise InvalidArgument(f"connect has no option {name!r}", field=name)
-        transport = _flight_transport(place, token, tls_ca, tls_client_cert, timeout_s)
+        entry = _flight_transport(place, token, tls_ca, tls_client_cert, timeout_s)
+        transport = entry
         try:
-            hello = transport.connect()
+            hello = entry.connect()
+            if hello.get("shards", 1) > 1:
+                from fasti.client.shards.transport import over_flight
+
+                transport = over_flight(entry, hello)
         except FastiError:
-            transport.close()
+            entry.close()
             raise
     return Client(transport, owner, hello, timeout_s, on_failure=on_failure)
 
@@ -165,7 +171,7 @@ class Client(TopicCalls, Closing):
         self._watches: Kept[Watch] = Kept()
         self._calls: Calls | None = None
         # Those of consumers that were thrown away end by themselves, if they get the time.
-        self._sessions: Kept[Session] = Kept()
+        self._sessions: Kept[Session | Sessions] = Kept()
         _clients.add(self)
         forking.register(self)
 
@@ -209,9 +215,11 @@ class Client(TopicCalls, Closing):
         whose receipt was thrown away unread, as `connect` says.
         """
         from fasti.client.producer import Producer
+        from fasti.client.sharded_producer import ShardedProducer
 
         self._check_open()
-        made = Producer(
+        make = Producer if self.transport.shard_count == 1 else ShardedProducer
+        made = make(
             self.transport,
             topic,
             self.owner if owner is None else owner,
@@ -229,7 +237,7 @@ class Client(TopicCalls, Closing):
         gone.atexit = False
         return made
 
-    def _boxes(self, topic: str | None = None) -> list[Outbox]:
+    def _boxes(self, topic: str | None = None) -> list[Outbox | Outboxes]:
         """Where sends may be under way: of producers in use, and of those thrown away."""
         boxes = [*(producer.outbox for producer in self._producers), *self._thrown_away]
         return [box for box in boxes if topic is None or box.topic == topic]
@@ -284,7 +292,7 @@ class Client(TopicCalls, Closing):
         self.look_after(made.session)
         return made
 
-    def look_after(self, session: Session) -> None:
+    def look_after(self, session: Session | Sessions) -> None:
         """Has `close` end a session that is still open."""
         self._sessions.add(session)
 

@@ -20,6 +20,7 @@ from fasti.client.failures import FailureReports, Failures, OnFailure
 from fasti.client.machines.returns import Segment
 from fasti.client.message import Message
 from fasti.client.session import Session
+from fasti.client.sessions import Sessions
 from fasti.client.transport import Transport
 from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
@@ -79,7 +80,8 @@ class Consumer(Closing):
         self._timeout_s = seconds(timeout, "timeout")
         self._closed = False
         self._iterator: Generator[Message, None, None] | None = None
-        self._session = Session(
+        make = Session if transport.shard_count == 1 else Sessions
+        self._session: Session | Sessions = make(
             transport,
             topic,
             self.name,
@@ -94,7 +96,7 @@ class Consumer(Closing):
         self._gone.atexit = False
 
     @property
-    def session(self) -> Session:
+    def session(self) -> Session | Sessions:
         """What lies beneath; the client closes it if it is still open."""
         return self._session
 
@@ -111,7 +113,7 @@ class Consumer(Closing):
     @property
     def reconnections(self) -> int:
         """How often the connection was lost."""
-        return self._session.machine.reconnections
+        return sum(machine.reconnections for machine in self._session.machines)
 
     def __iter__(self) -> Iterator[Message]:
         self._begin()

@@ -18,6 +18,7 @@ import pyarrow as pa
 from fasti.broker.caller import EMBEDDED
 from fasti.broker.calls.intake import Intake
 from fasti.broker.clock import EngineClock
+from fasti.broker.host import SHARD_NUMBER, Host
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.placement import OneShard
 from fasti.broker.service import Exchange, Service
@@ -36,7 +37,7 @@ from fasti.config import Durability, ShardSettings
 from fasti.errors import Closed, FastiError, IllegalTransition, InvalidArgument, Unavailable
 from fasti.protocol.schemas import VERSION
 from fasti.runtime import may_be_interrupted
-from fasti.storage.directory import directory_storage
+from fasti.storage.directory import directory_storage, shard_storages
 from fasti.storage.storage_engine import StorageEngine
 
 _VERSION = {"version": VERSION}
@@ -62,6 +63,35 @@ def open_embedded(directory: str, options: dict[str, Any], timeout_s: float) -> 
     clone = bool(options.pop("clone", False))
     settings = _shard_settings(options)
     return EmbeddedTransport(Path(directory), settings=settings, timeout_s=timeout_s, clone=clone)
+
+
+def open_shards(
+    directory: str, options: dict[str, Any], timeout_s: float
+) -> tuple[list[EmbeddedTransport], Header, Callable[[], None]]:
+    """Opens all shards of a directory, for `connect`: a way to each by number, what `hello` tells, and
+    how to shut the broker down behind them.
+
+    `shards` in the options is for a new directory. One that has one shard is opened like any other.
+    Raises what `connect` does.
+    """
+    shards, clone = options.pop("shards", None), bool(options.pop("clone", False))
+    settings = _shard_settings(options)
+    folders, storages = shard_storages(directory, shards, clone=clone)
+    host = Host(storages, settings, shards=folders.shards, cluster=folders.cluster)
+    transports = [
+        EmbeddedTransport(directory, service=service, timeout_s=timeout_s)
+        for service in host.all_services()
+    ]
+    hello, _ = transports[0].call("hello")
+
+    def close() -> None:
+        for transport in transports:
+            transport.close()
+        host.begin_stopping()
+        host.close_services()
+        host.close()
+
+    return transports, hello, close
 
 
 def _shard_settings(given: dict[str, Any]) -> ShardSettings:
@@ -174,7 +204,9 @@ class EmbeddedTransport(OnlyShard):
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
         """Pages are read as they are asked for."""
         self._check_here()
-        yield from self.service.read(EMBEDDED, {**_VERSION, "call": "list", **ticket})[1]
+        header = {**_VERSION, "call": "list", **ticket}
+        header.pop(SHARD_NUMBER, None)
+        yield from self.service.read(EMBEDDED, header)[1]
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read."""

@@ -31,8 +31,10 @@ from fasti.client.address import Address, host_and_port, warn_of_clear_token
 from fasti.client.call_streams import CallStreams, Opened
 from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
+from fasti.client.flight_options import OPTIONS
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
 from fasti.client.peers import Peers
+from fasti.client.repeatable import REPEATABLE
 from fasti.client.transport import (
     LOCATION,
     Arrived,
@@ -53,14 +55,6 @@ from fasti.runtime import Runtime, SystemRuntime
 
 logger = logging.getLogger("fasti.client")
 
-_REPEATABLE = frozenset(
-    (
-        *("hello", "clock", "create_topic", "topic", "topics", "get", "count", "forecast"),
-        *("log", "offsets", "groups", "dead", "feed", "kv_get", "kv_describe", "bind"),
-        *("bindings", "sinks", "drop_stages", "health", "metrics", "drop_snapshot"),
-        *("checkpoint", "scrub", "scrub_status"),
-    )
-)
 # While something is open the broker is asked for its time this often. One that doesn't answer for so
 # long, while nothing else comes from it either, is gone, or the way to it is.
 _CLOCK_EVERY_S = 2.0
@@ -71,20 +65,6 @@ _END_S = 5.0
 # with more than this is sent on a connection of which one was answered a moment ago.
 _LARGE_BYTES = 256 << 10
 _MOMENT_S = 1.0
-_OPTIONS = [
-    # A batch may have 64 MiB.
-    ("grpc.max_receive_message_length", 80 << 20),
-    ("grpc.max_send_message_length", 80 << 20),
-    # Brokers of one process are told apart, and a lost connection is really gone.
-    ("grpc.use_local_subchannel_pool", 1),
-    # Servers take pings from idle clients every five minutes at most, so a silent network is noticed
-    # by questions of our own. With this, data that is not acknowledged for 8 seconds ends the
-    # connection as well.
-    ("grpc.keepalive_time_ms", 301_000),
-    ("grpc.keepalive_timeout_ms", 8_000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
 
 
 class FlightTransport(OnlyShard):
@@ -145,11 +125,11 @@ class FlightTransport(OnlyShard):
         """Says hello to the first broker that answers. Raises `unavailable` if none does."""
         for _ in self._address.hosts[1:]:
             try:
-                return self._hello()
+                return self.greet()
             except (Unavailable, TimedOut):
                 continue
         try:
-            return self._hello()
+            return self.greet()
         except Unavailable as error:
             from fasti.client.tls_probe import missing_in
 
@@ -159,12 +139,14 @@ class FlightTransport(OnlyShard):
                 raise
             raise Unavailable(missing, details=error.details) from error
 
-    def _hello(self) -> Header:
+    def greet(self, timeout_s: float | None = None) -> Header:
+        """Says hello to the broker whose turn it is: what it answers. Raises `unavailable`, `timed_out`."""
         asked_us = monotonic_us()
+        limit_s = timeout_s or self.timeout_s
         try:
-            header, _ = self._call_once("hello", pack({"version": VERSION}), self.timeout_s)
+            header, _ = self._call_once("hello", pack({"version": VERSION}), limit_s)
         except TimedOut as error:
-            raise _too_late(self, "hello", None) from error
+            raise too_late(self, "hello", timeout_s) from error
         self._learn_time(asked_us, header)
         return header
 
@@ -180,7 +162,7 @@ class FlightTransport(OnlyShard):
                     tls_root_certs=self._entrance["tls_ca"],
                     cert_chain=self._tls_client[0],
                     private_key=self._tls_client[1],
-                    generic_options=_OPTIONS,
+                    generic_options=OPTIONS,
                 )
                 self._clients[purpose] = client
             return client, self._generation
@@ -197,6 +179,20 @@ class FlightTransport(OnlyShard):
         self._call_streams.leave()
         if len(self._address.hosts) > 1:
             self.estimate.forget()
+
+    @property
+    def hosts(self) -> tuple[tuple[str, int], ...]:
+        """Those that may be tried."""
+        return self._address.hosts
+
+    @property
+    def host(self) -> tuple[str, int]:
+        """The host and port whose turn it is."""
+        return self._address.hosts[self._place]
+
+    def sibling(self, host: tuple[str, int]) -> FlightTransport:
+        """Another one like it, to one host and port alone; its caller's to close."""
+        return FlightTransport(replace(self._address, hosts=(host,)), **self._entrance)
 
     def at(self, location: str | None) -> FlightTransport:
         """The way to the broker that an endpoint names: one for each address, with its own clock.
@@ -220,24 +216,31 @@ class FlightTransport(OnlyShard):
         timeout: float | None = None,
     ) -> tuple[Header, list[pa.Table]]:
         """An action's reply; an error in it is raised, after `timeout` seconds `timed_out`."""
-        header = _versioned(header or {})
+        header = versioned(header or {})
         until = time.monotonic() + (self.timeout_s if timeout is None else timeout)
         pause = _PAUSE_FIRST_S
         while True:
             try:
-                answer = self._ask(action, header, parts, _left(until))
-                if answer is None:
-                    answer = self._call_once(action, pack(header, parts), _left(until))
-                return answer
+                return self.attempt(action, header, parts, _left(until))
             except TimedOut as error:
-                raise _too_late(self, action, timeout) from error
+                raise too_late(self, action, timeout) from error
             except Unavailable:
                 pause = min(pause * 2, _PAUSE_MAX_S)
                 wait = pause * random.uniform(0.5, 1.0)
-                if action not in _REPEATABLE or time.monotonic() + wait > until:
+                if action not in REPEATABLE or time.monotonic() + wait > until:
                     raise
             if self._closed.wait(wait):
                 raise Closed("the client is closed")
+
+    def attempt(
+        self, action: str, header: Header, parts: Sequence[pa.RecordBatch], timeout_s: float
+    ) -> tuple[Header, list[pa.Table]]:
+        """An action's reply at the first try. Raises `unavailable` and `timed_out`, repeats nothing.
+
+        `header` has the protocol's version in it.
+        """
+        answer = self._ask(action, header, parts, timeout_s)
+        return self._call_once(action, pack(header, parts), timeout_s) if answer is None else answer
 
     def _ask(
         self, action: str, header: Header, parts: Sequence[pa.RecordBatch], timeout: float
@@ -258,7 +261,7 @@ class FlightTransport(OnlyShard):
                 options = self._options(timeout)
                 known = time.monotonic() - self._answered_at < _MOMENT_S
                 if len(body) > _LARGE_BYTES and self._headers and not known:
-                    list(client.do_action(("hello", pack(_versioned({}))), options))
+                    list(client.do_action(("hello", pack(versioned({}))), options))
                 results = list(client.do_action(flight.Action(action, body), options))
                 self._answered_at = time.monotonic()
             except Exception as error:
@@ -358,7 +361,7 @@ class FlightTransport(OnlyShard):
             client, generation = self._client("actions")
         reader = None
         try:
-            reader = client.do_get(flight.Ticket(dump(_versioned(ticket))), self._options())
+            reader = client.do_get(flight.Ticket(dump(versioned(ticket))), self._options())
             self._reads[id(reader)] = client, reader
             self._keep_time()
             empty = True
@@ -543,7 +546,8 @@ def _peer(address: Address, entrance: dict[str, Any], location: str) -> FlightTr
     return FlightTransport(replace(address, hosts=(host_and_port(location),)), **entrance)
 
 
-def _too_late(transport: FlightTransport, action: str, timeout: float | None) -> TimedOut:
+def too_late(transport: FlightTransport, action: str, timeout: float | None) -> TimedOut:
+    """What a caller is told whose answer didn't come in time; `timeout` if it was the caller's own."""
     limit_s = transport.timeout_s if timeout is None else timeout
     longer = "; connect(timeout=...) waits longer" if timeout is None else ""
     return TimedOut(
@@ -580,9 +584,10 @@ def _left(until: float) -> float:
     return max(0.001, until - time.monotonic())
 
 
-def _versioned(header: Header) -> Header:
+def versioned(header: Header) -> Header:
+    """A header with the protocol's version in it."""
     return {"version": VERSION, **header}
 
 
 def _command(descriptor: Header) -> Any:
-    return flight.FlightDescriptor.for_command(dump(_versioned(descriptor)))
+    return flight.FlightDescriptor.for_command(dump(versioned(descriptor)))

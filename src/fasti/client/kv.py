@@ -19,7 +19,7 @@ from fasti.client.kept import Kept, keep
 from fasti.client.kv_columns import names_batch, pieces, put_batch
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.transport import Header, Transport
-from fasti.client.watch import Watch
+from fasti.client.watch import Watch, WatchPosition, watch_position
 from fasti.errors import InvalidArgument
 from fasti.model import Limits
 
@@ -242,19 +242,19 @@ class KeyValues:
         header, _ = self._transport.call("kv_describe", {"topic": self.topic})
         return int(header["entries"])
 
-    def position(self) -> int:
+    def position(self) -> WatchPosition:
         """Where the changes are by now: `watch(position=...)` gives all that come behind it.
 
-        To see everything, take the position, read all entries, then watch from there: nothing is
+        A number; where a broker has several shards, one for each that the topic has, by its number. To
+        see everything, take the position, read all entries, then watch from there: nothing is
         lost, though what changed meanwhile may be seen twice.
         """
-        header, _ = self._transport.call("kv_describe", {"topic": self.topic})
-        return int(header["position"])
+        return watch_position(self._transport, self.topic)
 
     def watch(
         self,
         *,
-        position: int | None = None,
+        position: WatchPosition | None = None,
         prefix: str | None = None,
         timeout: Duration | None = None,
     ) -> Watch:

@@ -140,6 +140,23 @@ class Outcomes(Sequence[Outcome]):
             by,
         )
 
+    def placed(self, places: NDArray[np.intp]) -> Outcomes:
+        """The same in another order: row n comes to be row `places[n]`."""
+        order = np.empty(len(places), dtype=np.intp)
+        order[places] = np.arange(len(places))
+
+        def moved(values: dict[int, Any]) -> dict[int, Any]:
+            return {int(places[row]): value for row, value in values.items()}
+
+        return Outcomes(
+            self.codes[order],
+            self.ids[order],
+            self.versions[order],
+            moved(self._at_us),
+            moved(self._by),
+            moved(self._reasons),
+        )
+
     def __len__(self) -> int:
         return len(self.codes)
 

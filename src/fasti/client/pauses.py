@@ -10,7 +10,9 @@ from fasti.model import back_off
 _FIRST_S, _MAX_S = 0.02, 2.0
 
 # Errors that may be over soon: connect again. User code is told of all others.
-PASSING = frozenset({"overloaded", "storage_full", "unknown", "unavailable", "closed", "timed_out"})
+PASSING = frozenset(
+    {"overloaded", "storage_full", "unknown", "unavailable", "closed", "timed_out", "moved"}
+)
 
 
 class Pauses:

@@ -14,8 +14,9 @@ from contextlib import suppress
 import pyarrow as pa
 
 from fasti.client.arguments import ArrowTable
+from fasti.client.changes import all_shards
 from fasti.client.durations import Duration, seconds
-from fasti.client.following import Following
+from fasti.client.following import Followings
 from fasti.client.log_message import LogMessage, Rows
 from fasti.client.log_place import EARLIEST, Start, place_header
 from fasti.client.pauses import PASSING
@@ -70,7 +71,10 @@ class Reader:
         self._rows: Rows | None = None
         self._row = 0
         self._plain: Generator[pa.RecordBatch, None, None] | None = None
-        self._following = Following(transport)
+        self._shards = all_shards(transport)
+        # Of each partition, the number of its shard.
+        self._shard_of: dict[int, int] = {}
+        self._following = Followings(self._shards)
         self._gone = weakref.finalize(self, self._following.close)
         self._gone.atexit = False
 
@@ -205,7 +209,8 @@ class Reader:
             until = self._following.deadline(_PATIENCE_S)
             while self._position[partition] < self._ends[partition]:
                 try:
-                    for batch in self._transport.read(self._ticket(partition)):
+                    shard = self._shards[self._shard_of[partition]]
+                    for batch in shard.read(self._ticket(partition)):
                         if self._following.closed:
                             return
                         if batch.num_rows:
@@ -236,7 +241,7 @@ class Reader:
             return
         if self._following.closed:
             raise Closed(f"the reader of {self.topic!r} is closed")
-        if error.code not in PASSING or not self._following.pause(error, until):
+        if error.code not in PASSING or not self._following.wait(0, error, until):
             raise error
 
     def _plan(self, place: Header) -> None:
@@ -244,45 +249,80 @@ class Reader:
         by now is another end after a reconnection.
         """
         until = self._following.deadline(_PATIENCE_S)
-        tickets: list[Header] = []
+        tickets: list[tuple[int, Header]] = []
         while not tickets:
             try:
-                tickets = self._transport.plan({"call": "log", "topic": self.topic, **place})
+                tickets = [
+                    (number, ticket)
+                    for number, mine in self._by_shard(place).items()
+                    for ticket in self._shards[number].plan(
+                        {"call": "log", "topic": self.topic, **mine}
+                    )
+                ]
             except FastiError as error:
                 self._bear(error, -1, until)
-        self._position = {int(ticket["partition"]): int(ticket["offset"]) for ticket in tickets}
-        self._ends = {int(ticket["partition"]): int(ticket["end_offset"]) for ticket in tickets}
+        self._shard_of = {int(ticket["partition"]): number for number, ticket in tickets}
+        self._position = {int(ticket["partition"]): int(ticket["offset"]) for _, ticket in tickets}
+        self._ends = {int(ticket["partition"]): int(ticket["end_offset"]) for _, ticket in tickets}
         self._brokers = {
             int(ticket["partition"]): {LOCATION: ticket[LOCATION]}
-            for ticket in tickets
+            for _, ticket in tickets
             if LOCATION in ticket
         }
+        self._following.keep_to(sorted(set(self._shard_of.values())))
+
+    def _by_shard(self, place: Header) -> dict[int, Header]:
+        """What each shard that has something of it is asked for."""
+        if len(self._shards) == 1:
+            return {0: place}
+        # The topic may have been made anew since it was asked for.
+        self._transport.forget_layout(self.topic)
+        layout = self._transport.layout(self.topic)
+        if "offset" in place and "partition" not in place and layout.partitions > 1:
+            raise InvalidArgument(
+                "an offset belongs to one partition: name the partition", field="partition"
+            )
+        if place.get("offsets"):
+            places: dict[int, Header] = {}
+            for number, offset in place["offsets"].items():
+                shard = layout.shard_of(int(number))
+                places.setdefault(shard, {"offsets": {}})["offsets"][number] = offset
+            return places
+        if "partition" in place:
+            return {layout.shard_of(place["partition"]): place}
+        return dict.fromkeys(layout.all_shards, place)
 
     # Following
+
+    def _follow_place(self, number: int) -> Header:
+        """From where a shard's partitions are followed."""
+        at = {
+            str(partition): EARLIEST if partition in self._anew else offset
+            for partition, offset in self._position.items()
+            if self._shard_of[partition] == number
+        }
+        return {"call": "follow", "topic": self.topic, "offsets": at}
 
     def _followed(self, until: float | None) -> pa.RecordBatch | None:
         following = self._following
         while True:
-            try:
-                if not following.open:
-                    anew = dict.fromkeys(self._anew, EARLIEST)
-                    at = {str(number): offset for number, offset in (self._position | anew).items()}
-                    following.begin({"call": "follow", "topic": self.topic, "offsets": at})
-                item = following.take(until)
-                if isinstance(item, FastiError):
-                    raise item
-                if item is None or (item[1] is not None and item[1].num_rows):
-                    return None if item is None else item[1]
-            except FastiError as error:
-                following.end()
-                if following.closed:
-                    return None
-                if isinstance(error, Gone) and error.details.get("partition") in self._anew:
-                    continue  # Only the first of all is gone: the next one is the first now.
-                if error.code not in PASSING:
-                    raise
-                if not following.pause(error, until):
-                    return None
+            taken = following.take(until, self._follow_place)
+            if taken is None:
+                return None
+            number, item = taken
+            if not isinstance(item, FastiError):
+                if item[1] is not None and item[1].num_rows:
+                    return item[1]
+                continue
+            following.end(number)
+            if following.closed:
+                return None
+            if isinstance(item, Gone) and item.details.get("partition") in self._anew:
+                continue  # Only the first of all is gone: the next one is the first now.
+            if item.code not in PASSING:
+                raise item
+            if not following.pause(number, item, until):
+                return None
 
     # The end
 

@@ -2,8 +2,10 @@
 
 One thread per consumer does what the machine's `poll` says; the stream's reading thread brings what
 the broker writes; user threads hand in what they finished. All of them enter the machine with `lock`,
-and call `wake` before they leave it. `Taking` is how user threads take messages: they wait on a condition
-of that lock.
+and call `wake` before they leave it. User threads take messages by `taking`.
+
+A consumer of a topic on several shards has a session for each (`sessions.py`): they have one lock, one
+window and one way to take.
 """
 
 from __future__ import annotations
@@ -21,104 +23,24 @@ from fasti.client.absence import absence_of
 from fasti.client.durations import Duration, duration_us
 from fasti.client.failures import Failures
 from fasti.client.machines.consumer import ConsumerMachine, Write
-from fasti.client.machines.holding import Holding
-from fasti.client.machines.now import Now
+from fasti.client.machines.places import SharedCredit
 from fasti.client.machines.returns import Return
 from fasti.client.machines.run import Run, prepare
 from fasti.client.outcomes import Outcomes
 from fasti.client.replies import Replies
-from fasti.client.settling import Settling, Waiter, no_answer
+from fasti.client.settling import Settling, Waiter, await_outcomes
+from fasti.client.taking import Taking
 from fasti.client.topics import check_consumable
-from fasti.client.transport import BrokerClock, Content, Header, Stream, Transport
+from fasti.client.transport import Content, Header, Stream, Transport
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_from_json
 from fasti.runtime import ENDED, Runtime, Thread
 
-# A longer sleep than this is cut, so that a clock that leapt is noticed.
-SLEEP_MAX_S = 60.0
-
-
-class Taking:
-    """The takers of one consumer. `wake` looks at the machine's flags; it is called with the lock."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        lock: threading.Lock,
-        holding: Holding,
-        clock: BrokerClock,
-        wake: Callable[[], None],
-    ) -> None:
-        self._lock, self._holding, self._clock, self._wake = lock, holding, clock, wake
-        self._changed = runtime.condition(lock)
-        self.monotonic = runtime.monotonic
-
-    def now(self) -> Now:
-        """What the clocks show."""
-        clock = self._clock
-        return Now(self.monotonic(), clock.now_us(), clock.unsure_us, clock.seconds_until)
-
-    def notify(self) -> None:
-        """With the lock: what takers wait for may have happened."""
-        self._changed.notify_all()
-
-    def look_again(self) -> None:
-        """The clock may have leapt."""
-        with self._lock:
-            self._holding.stir()
-            self._wake()
-
-    def await_run(self, until: float | None) -> Run | None:
-        """The run whose first held message is due; None at `until` (monotonic), or at the end.
-
-        The caller takes from it by `take_each` or `take_due` and then gives it to `put_back`. Raises
-        what ended the session.
-        """
-        holding = self._holding
-        with self._lock:
-            while True:
-                now = self.now()
-                run = holding.due_run(now)
-                if run is not None or holding.ended:
-                    self._wake()
-                    return run
-                wait_s = min(holding.watch(now), SLEEP_MAX_S)
-                self._wake()
-                if until is not None:
-                    wait_s = min(wait_s, until - now.s)
-                    if until <= now.s:
-                        return None
-                holding.takers += 1
-                self._changed.wait(wait_s)
-                holding.takers -= 1
-
-    def put_back(self, run: Run) -> None:
-        """What was not taken of a run waits on.
-
-        It never waits for the lock: an iterator that is thrown away puts back wherever Python collects
-        it, in the middle of the session's own work, too. Then the next call that takes does it.
-        """
-        self._holding.put_back(run)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._holding.collect()
-                self._wake()
-            finally:
-                self._lock.release()
-
-    def take_due(self, run: Run, count: int) -> tuple[int, int]:
-        """Up to `count` rows of the run that are due now, as [begin, end)."""
-        with self._lock:
-            rows = self._holding.take_due(run, count, self.now())
-            self._wake()
-            return rows
-
-
 logger = logging.getLogger("fasti.client")
 
 _LAST_WORD_S = 1.0
-_CLOSE_S = 30.0
+CLOSE_S = 30.0
 # What has no answer when the time to close is over is tried once more, for so long.
 _LAST_TRY_S = 1.0
 
@@ -138,6 +60,8 @@ class Session:
         group: str = "",
         failures: Failures | None = None,
         linger: bool = True,
+        lock: threading.Lock | None = None,
+        credit: SharedCredit | None = None,
     ) -> None:
         self.topic, self.group, self.consumer = topic, group, consumer
         # Where actions find what is leased here.
@@ -146,7 +70,7 @@ class Session:
         self.payload_bytes_max = limits.payload_bytes_max
         self.failures = failures or Failures(topic)
         self.settling = Settling(transport, self.header, self.failures, limits.batch_rows_max)
-        self.lock = threading.Lock()
+        self.lock = lock or threading.Lock()
         self.clock, self._runtime = transport.clock, transport.runtime
         self.machine = ConsumerMachine(
             topic,
@@ -158,10 +82,12 @@ class Session:
             draw=self._runtime.random,
             on_network=transport.on_network,
             linger=linger,
+            credit=credit,
         )
         # Every ack counts here, every message is taken there: one step less to go.
         self.gathering = self.machine.gathering
         self.holding = self.machine.holding
+        self.machines = [self.machine]
         self.taking = Taking(self._runtime, self.lock, self.holding, self.clock, self.wake)
         self._transport = transport
         # Answers to requests go beside the session, with the acks of what they answer.
@@ -177,18 +103,17 @@ class Session:
         self._closed = threading.Event()
         forking.register(self)
 
-    def start(self) -> None:
+    def start(self, settings: TopicSettings | None = None) -> None:
         """Connects, once. Raises `not_found` if there is no such topic, `invalid_argument` if it is
-        of a kind that can't be consumed.
+        of a kind that can't be consumed; nothing where its settings are given.
         """
         with self.lock:
             started = self._thread is not None or self.machine.closing
         if started:
             return
         prepare()
-        header, _ = self._transport.call("topic", {"topic": self.topic})
-        settings = TopicSettings.from_dict(header["settings"])
-        check_consumable(self.topic, settings.kind, self.group)
+        if settings is None:
+            settings = consumable_settings(self._transport, self.topic, self.group)
         with self.lock:
             if self._thread is None and not self.machine.closing:
                 self.machine.settings = settings
@@ -271,13 +196,7 @@ class Session:
             self._return_afterwards([returned])
         if waiter is None:
             return None
-        limit_s = self.limit_s(timeout)
-        outcomes = waiter.wait(limit_s)
-        if outcomes is None:
-            raise no_answer(returned.op, limit_s)
-        if returned.op != "extend" and not outcomes.all_ok:
-            self.failures.counted(len(outcomes.failed))
-        return outcomes
+        return await_outcomes(returned, waiter, self.limit_s(timeout), self.failures)
 
     def finished_elsewhere(self, run: Run, row: int) -> None:
         """A transaction finished a message: its place is free."""
@@ -362,7 +281,7 @@ class Session:
 
     def _close_quietly(self) -> None:
         try:
-            self.close(_CLOSE_S)
+            self.close(CLOSE_S)
         except FastiError as error:
             logger.warning("a consumer of %r was not closed cleanly: %s", self.topic, error)
 
@@ -545,6 +464,14 @@ class Session:
         if stream is not None:
             with suppress(FastiError):
                 stream.cancel()
+
+
+def consumable_settings(transport: Transport, topic: str, group: str) -> TopicSettings:
+    """Those of a topic that is to be consumed. Raises `not_found`, `invalid_argument`."""
+    header, _ = transport.call("topic", {"topic": topic})
+    settings = TopicSettings.from_dict(header["settings"])
+    check_consumable(topic, settings.kind, group)
+    return settings
 
 
 def _run(session: Session) -> None:

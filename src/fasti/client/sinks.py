@@ -6,6 +6,10 @@ any processes, durably and invisibly: a stage belongs to (sink, batch, partition
 stages of the batch that are not named are dropped. The broker remembers the last batch of each sink for
 ever: a batch that is published again changes nothing and is answered as it was the first time.
 
+Where a broker has several shards a stage lies on those that its rows belong to, and each shard decides
+and remembers its part of the batch: once on every shard, but not at one moment on all of them. A batch
+that was published on some of them only is completed by publishing it again.
+
     sink = client.sink("emails", "nightly-import")
     with sink.stage(batch=7, partition=0, attempt=0) as stage:
         stage.write(record_batch)
@@ -36,11 +40,20 @@ from typing import Any
 
 import pyarrow as pa
 
+from fasti.client import sink_shards
 from fasti.client.columns import pieces
 from fasti.client.durations import Duration, seconds
 from fasti.client.pauses import PASSING, Pauses
 from fasti.client.transport import Header, Stream, Transport
-from fasti.errors import Closed, FastiError, InvalidArgument, TimedOut
+from fasti.core.layout import Layout
+from fasti.errors import (
+    AlreadyExists,
+    Closed,
+    FastiError,
+    IllegalTransition,
+    InvalidArgument,
+    TimedOut,
+)
 from fasti.model import Limits
 from fasti.protocol.problems import error_from_json
 
@@ -145,7 +158,8 @@ class Sink:
             "operation": self.operation,
             "owner": self.owner,
         }
-        return StageWriter(self._transport, descriptor, self._limits, self.patience_s)
+        kind = StageWriter if self._transport.shard_count == 1 else SpreadStageWriter
+        return kind(self._transport, descriptor, self._limits, self.patience_s)
 
     def publish(
         self, batch: int, stages: Sequence[str], *, timeout: Duration | None = None
@@ -165,27 +179,70 @@ class Sink:
         Raises `not_found` for a stage that is not there (any more), `invalid_argument`, and after
         `timeout` `timed_out`: ask again, a batch that is decided is carried out meanwhile.
         """
+        limit_s = seconds(timeout, "timeout")
+        until = None if limit_s is None else time.monotonic() + limit_s
+        if self._transport.shard_count == 1:
+            reply = self._publish(self._transport, batch, [name for name in stages if name], until)
+        else:
+            reply = self._publish_on_all(batch, stages, until)
+        outcomes = {str(word): int(count) for word, count in reply["outcomes"].items()}
+        return Published(
+            int(reply["rows"]), int(reply["skipped"]), bool(reply["repeated"]), outcomes
+        )
+
+    def _publish_on_all(self, batch: int, stages: Sequence[str], until: float | None) -> Header:
+        """Has each shard publish its part, also those that have no rows: all remember the batch."""
+        names = sink_shards.by_shard(stages, self._transport.shard_count)
+        if self.on_conflict == "fail" and self.operation == "produce" and any(names):
+            self._check_conflicts(batch, names, until)
+        replies = sink_shards.on_all(
+            self._transport, lambda n, shard: self._publish(shard, batch, names[n], until)
+        )
+        return sink_shards.merged_answers(replies)
+
+    def _check_conflicts(self, batch: int, names: list[list[str]], until: float | None) -> None:
+        """Raises `already_exists` if any shard would refuse its part, before one has published any."""
+
+        def check(number: int, shard: Transport) -> list[AlreadyExists | None]:
+            try:
+                if names[number]:
+                    self._publish(shard, batch, names[number], until, dry_run=True)
+            except AlreadyExists as error:
+                return [error]
+            return [None]
+
+        errors = [error for [error] in sink_shards.on_all(self._transport, check) if error]
+        if errors:
+            raise sink_shards.conflicts_of(errors)
+
+    def _publish(
+        self,
+        transport: Transport,
+        batch: int,
+        names: Sequence[str],
+        until: float | None,
+        dry_run: bool = False,
+    ) -> Header:
+        """On one shard, until all is carried out; `repeated` is what was answered first."""
         header = {
             "sink": self.sink_id,
             "batch": batch,
             "operation": self.operation,
             "on_conflict": self.on_conflict,
-            "stages": [name for name in stages if name],
+            "stages": names,
+            **({"dry_run": True} if dry_run else {}),
         }
-        limit_s = seconds(timeout, "timeout")
-        until = None if limit_s is None else time.monotonic() + limit_s
         repeated: bool | None = None
-        reply: Header = {}
         pauses = Pauses(random.random)
         # Until when it is tried again, counted from the first failure in a row.
         patience: float | None = None
         while True:
             try:
-                reply, _ = self._transport.call("publish_batch", header, timeout=_CALL_S)
+                reply, _ = transport.call("publish_batch", header, timeout=_CALL_S)
                 patience = None
                 repeated = bool(reply["repeated"]) if repeated is None else repeated
-                if reply["done"]:
-                    break
+                if reply["done"] or dry_run:
+                    return {**reply, "repeated": repeated}
             except FastiError as error:
                 # Whether it was decided or not: the same call again is right.
                 patience = patience or time.monotonic() + self.patience_s
@@ -194,20 +251,20 @@ class Sink:
                 time.sleep(pauses.next_s(error))
             if until is not None and time.monotonic() > until:
                 raise TimedOut(f"batch {batch} of {self.sink_id!r} is not carried out yet")
-        outcomes = {str(word): int(count) for word, count in reply["outcomes"].items()}
-        return Published(int(reply["rows"]), int(reply["skipped"]), bool(repeated), outcomes)
 
     def drop(self, stages: Sequence[str]) -> int:
         """Drops stages that are not published: how many rows. Those that are not there are fine."""
-        names = [name for name in stages if name]
-        if not names:
-            return 0
-        header = {"sink": self.sink_id, "stages": names}
-        reply, _ = self._transport.call("drop_stages", header)
-        return int(reply["rows"])
+        names = sink_shards.by_shard(stages, self._transport.shard_count)
+        rows = 0
+        for number, mine in enumerate(names):
+            if mine:
+                header = {"sink": self.sink_id, "stages": mine}
+                reply, _ = self._transport.shard(number).call("drop_stages", header)
+                rows += int(reply["rows"])
+        return rows
 
     def last_batch(self) -> int | None:
-        """The last batch that was published; None: none yet."""
+        """The last batch that was published, on every shard; None: none yet."""
         state = self.describe()
         return None if state is None else state.batch
 
@@ -222,8 +279,17 @@ class Sink:
         From then on its batches would happen again. For sinks that are used once: the broker
         remembers `sinks_max` of them. Raises `illegal_transition` while a batch is carried out.
         """
-        reply, _ = self._transport.call("forget_sink", {"sink": self.sink_id})
-        return bool(reply["forgotten"])
+        if self._transport.shard_count > 1:
+            state = self.describe()
+            if state is not None and state.rows and not state.done:
+                # Before any shard has forgotten it.
+                raise IllegalTransition(f"a batch of {self.sink_id!r} is being carried out")
+        forgotten = False
+        for number in range(self._transport.shard_count):
+            shard = self._transport.shard(number)
+            reply, _ = shard.call("forget_sink", {"sink": self.sink_id})
+            forgotten |= bool(reply["forgotten"])
+        return forgotten
 
     def __repr__(self) -> str:
         return f"<Sink {self.sink_id!r}: {self.operation} into {self.topic!r}>"
@@ -231,6 +297,14 @@ class Sink:
 
 def sinks(transport: Transport, name: str = "") -> list[SinkState]:
     """The sinks that a broker knows, by name; or one of them, if it knows it."""
+    if transport.shard_count == 1:
+        return _known(transport, name)
+    shards = [transport.shard(number) for number in range(transport.shard_count)]
+    return sink_shards.merged_states([_known(shard, name) for shard in shards])
+
+
+def _known(transport: Transport, name: str) -> list[SinkState]:
+    """Of one shard."""
     states: list[SinkState] = []
     after = ""
     while True:
@@ -269,9 +343,10 @@ class StageWriter:
         descriptor: Header,
         limits: Limits,
         patience_s: float = _PATIENCE_S,
+        bytes_under_way: int = _BYTES_UNDER_WAY,
     ) -> None:
         self._transport, self._descriptor, self._limits = transport, descriptor, limits
-        self._patience_s = patience_s
+        self._patience_s, self._bytes_under_way = patience_s, bytes_under_way
         place = "/".join(str(descriptor[name]) for name in ("batch", "partition", "attempt"))
         self.name = f"{descriptor['sink']}/{descriptor['topic']}/{place}"
         self._changed = threading.Condition()
@@ -290,6 +365,11 @@ class StageWriter:
     def rows(self) -> int:
         """How many rows were written."""
         return self._rows
+
+    @property
+    def stage_name(self) -> str:
+        """The name of what was staged so far, for `Sink.drop`; empty: nothing."""
+        return self.name
 
     @property
     def staged(self) -> Staged:
@@ -364,7 +444,7 @@ class StageWriter:
     def _has_room(self, sent: _Sent) -> bool:
         if not self._waiting:
             return True
-        room = self._waiting_bytes + sent.size_bytes <= _BYTES_UNDER_WAY
+        room = self._waiting_bytes + sent.size_bytes <= self._bytes_under_way
         return room and len(self._waiting) < _BATCHES_UNDER_WAY
 
     def _open(self) -> None:
@@ -451,3 +531,56 @@ class StageWriter:
 
     def __repr__(self) -> str:
         return f"<StageWriter {self.name!r}: {self._rows} rows>"
+
+
+class SpreadStageWriter(StageWriter):
+    """One attempt over several shards: a stage on each that rows belong to."""
+
+    def __init__(
+        self, transport: Transport, descriptor: Header, limits: Limits, patience_s: float
+    ) -> None:
+        super().__init__(transport, descriptor, limits, patience_s)
+        self._layout: Layout | None = None
+        self._parts: dict[int, StageWriter] = {}
+
+    @property
+    def stage_name(self) -> str:
+        """The name of what was staged so far, for `Sink.drop`."""
+        return sink_shards.spread_name(self.name, self._parts) if self._parts else ""
+
+    def write(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Sends each row to its shard; waits while too much is under way."""
+        if self._staged is not None:
+            raise Closed("the stage is closed")
+        if self._layout is None:
+            topic = self._descriptor["topic"]
+            # The topic may have been made anew since it was written last.
+            self._transport.forget_layout(topic)
+            self._layout = self._transport.layout(topic)
+        for rows in batch.to_batches() if isinstance(batch, pa.Table) else [batch]:
+            for shard, mine in sink_shards.split(self._layout, rows):
+                self._part(shard, self._layout).write(mine)
+            self._rows += rows.num_rows
+
+    def _part(self, shard: int, layout: Layout) -> StageWriter:
+        part = self._parts.get(shard)
+        if part is None:
+            room = max(_BYTES_UNDER_WAY // len(layout.all_shards), _BATCH_BYTES)
+            place = (self._transport.shard(shard), self._descriptor, self._limits)
+            part = self._parts[shard] = StageWriter(*place, self._patience_s, room)
+        return part
+
+    def close(self) -> Staged:
+        """Waits until everything is durable on every shard. Again: the same answer."""
+        if self._staged is None:
+            for part in self._parts.values():
+                part.close()
+            self._staged = Staged(self.stage_name, self._rows)
+        return self._staged
+
+    def abort(self) -> None:
+        """Ends it at once, on every shard."""
+        for part in self._parts.values():
+            part.abort()
+        if self._staged is None:
+            self._staged = Staged("", 0)

@@ -10,7 +10,7 @@ from fasti.errors import InvalidArgument
 from fasti.model import RetryPolicy, TopicSettings
 
 if TYPE_CHECKING:
-    from fasti.client.changes import Position
+    from fasti.client.position import Position
 
 _SETTINGS = {setting.name for setting in fields(TopicSettings)}
 # `lease="30s"` stands for `lease_us=30_000_000`, and so on for every length of time.
@@ -133,9 +133,11 @@ class Topic:
         settings = TopicSettings.from_dict(header["settings"])
         at = None
         if "position" in header:
-            from fasti.client.changes import Position
+            from fasti.client.position import Position
 
-            at = Position(header["shard"], int(header["position"]))
+            frame = header["position"]
+            # On several shards it is a place in the feed of each.
+            at = Position.of(frame) if isinstance(frame, dict) else Position(header["shard"], frame)
         paused = bool(header.get("paused", False))
         return cls(name, settings, dict(header.get("counts", {})), paused, at)
 

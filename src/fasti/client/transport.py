@@ -1,7 +1,7 @@
 """What the SDK needs of whatever carries its words to a broker and back.
 
-Two things do: `FlightTransport` (a connection to a broker process) and `EmbeddedTransport` (a
-broker inside this process). Both take and give exactly what docs/protocol.md says: JSON objects as
+Three things do: `FlightTransport` (a connection to a broker process), `EmbeddedTransport` (a
+broker inside this process) and, over several of either, `ShardedTransport`. All take and give exactly what docs/protocol.md says: JSON objects as
 dicts, rows as Arrow, errors as `FastiError`; so everything above this line is written once.
 """
 
@@ -30,9 +30,12 @@ class BrokerClock(Protocol):
     has not come, and the test that moves the time on calls the listeners.
     """
 
-    # How much further the broker's clock may be, when nothing was heard of it for long. Leases run on
-    # meanwhile: they are over when they may be.
-    unsure_us: int
+    @property
+    def unsure_us(self) -> int:
+        """How much further the broker's clock may be, when nothing was heard of it for long.
+
+        Leases run on meanwhile: they are over when they may be.
+        """
 
     def now_us(self) -> int:
         """The lower end of what the broker's clock shows now: a caller that waits for it is never early."""
@@ -87,6 +90,9 @@ class Transport(Protocol):
 
         Known after the first time; where there is one shard, always.
         """
+
+    def forget_layout(self, topic: str) -> None:
+        """Has `layout` ask again: the topic may have been deleted and made anew."""
 
     def call(
         self,
@@ -143,3 +149,6 @@ class OnlyShard:
     def layout(self, topic: str) -> Layout:
         """Everything on one shard."""
         return self._everything
+
+    def forget_layout(self, topic: str) -> None:
+        """There is no other."""

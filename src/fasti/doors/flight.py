@@ -19,10 +19,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from fasti.broker.caller import Caller, caller_from
+from fasti.broker.caller import PEER, Caller, caller_from
 from fasti.broker.calls.call_stream import SCHEMA, CallStream
 from fasti.broker.calls.requests import check_columns
+from fasti.broker.host import SHARD_NUMBER, Host, OneService
 from fasti.broker.logs import fields
+from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.doors.guard import Guard
 from fasti.doors.strangers import Line
@@ -66,7 +68,7 @@ class FlightDoor(fl.FlightServerBase):
 
     def __init__(
         self,
-        service: Service,
+        service: Service | Host,
         host: str = "127.0.0.1",
         port: int = 0,
         tls: tuple[bytes, bytes] | None = None,
@@ -74,12 +76,17 @@ class FlightDoor(fl.FlightServerBase):
         guard: Guard | None = None,
         client_ca: bytes | None = None,
         advertise: str = "",
+        inside: bool = False,
     ) -> None:
         """`host` may be the path of a Unix socket, with a slash in front; then without a port.
 
-        `advertise` is the host and port at which other machines reach this broker.
+        `advertise` is the host and port at which other machines reach this broker. `inside`: only
+        processes of this broker can reach it, and calls without a token are theirs.
         """
         prepare_grpc()
+        # Which service a call is for, and the one that answers for all.
+        shards = service if isinstance(service, Host) else OneService(service)
+        self._shards, service = shards, shards.first
         scheme = "grpc+tls" if tls else "grpc"
         shown = f"[{host}]" if ":" in host else host
         super().__init__(
@@ -87,11 +94,19 @@ class FlightDoor(fl.FlightServerBase):
             tls_certificates=[tls] if tls else None,
             verify_client=client_ca is not None,
             root_certificates=client_ca,
-            middleware={_CREDENTIALS: _Tokens(credentials, service)} if credentials else None,
+            middleware=self._middleware(credentials, shards.metrics, inside),
         )
         self._service = service
         self._guard = guard
         self._advertise = f"grpc+{'tls' if tls else 'tcp'}://{advertise}" if advertise else ""
+
+    @staticmethod
+    def _middleware(
+        credentials: Credentials | None, metrics: Metrics, inside: bool
+    ) -> dict[str, Any] | None:
+        if inside:
+            return {_CREDENTIALS: _Insiders(credentials, metrics)}
+        return {_CREDENTIALS: _Tokens(credentials, metrics)} if credentials else None
 
     def start(self) -> None:
         """Begins to watch its connections. It listens since it was made.
@@ -131,7 +146,8 @@ class FlightDoor(fl.FlightServerBase):
             self._heard(context)
             try:
                 header, parts = unpack(action.body, of_request=True)
-                reply, rows = self._service.call(caller, action.type, header, parts)
+                service = self._shards.service_for(action.type, header)
+                reply, rows = service.call(caller, action.type, header, parts)
                 body = pack(reply, rows)
             except FastiError as error:
                 body = pack({"error": error_to_json(error)})
@@ -141,7 +157,8 @@ class FlightDoor(fl.FlightServerBase):
         """Produce: batches in, receipts out."""
         line = self._heard(context)
         with _refusals(self._service):
-            intake = self._service.intake(_caller(context), _command(descriptor))
+            command = _command(descriptor)
+            intake = self._shards.service_of(command).intake(_caller(context), command)
             with closing(intake):
                 check_columns(reader.schema, intake.types, intake.needed)
 
@@ -182,7 +199,10 @@ class FlightDoor(fl.FlightServerBase):
         self, caller: Caller, command: dict[str, Any], reader: Any, writer: Any, line: Line
     ) -> None:
         """Reads, carries out and writes in this thread. Ends when the broker stops, behind an answer."""
-        with self._service.call_stream(caller, command) as stream:
+        # Each request names its shard.
+        command.pop(SHARD_NUMBER, None)
+        service, route = self._service, self._shards.service_for
+        with service.call_stream(caller, command, route) as stream:
             if len(reader.schema):
                 raise InvalidArgument("a stream of calls has no columns", field="schema")
             writer.begin(SCHEMA)
@@ -199,7 +219,8 @@ class FlightDoor(fl.FlightServerBase):
         self, caller: Caller, command: dict[str, Any], reader: Any, writer: Any, line: Line
     ) -> None:
         """Credits and returns in, leased messages and answers out."""
-        session = self._service.exchange(caller, command)
+        service = self._shards.service_of(command)
+        session = service.exchange(caller, command)
         try:
             writer.begin(session.schema)
 
@@ -229,14 +250,15 @@ class FlightDoor(fl.FlightServerBase):
                     session.close()
                     raise
         finally:
-            self._service.leave(session)
+            service.leave(session)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         """A plan: an endpoint for each partition, all on one snapshot."""
         self._heard(context)
         with _refusals(self._service):
             command = _command(descriptor)
-            schema, tickets = self._service.plan(_caller(context), command)
+            service = self._shards.service_of(command)
+            schema, tickets = service.plan(_caller(context), command)
             # Without an address, the tickets are for the broker that was asked.
             where = [self._advertise] if self._advertise else []
             endpoints = [fl.FlightEndpoint(dump(ticket), where) for ticket in tickets]
@@ -246,8 +268,10 @@ class FlightDoor(fl.FlightServerBase):
         """Reads what a ticket stands for."""
         line = self._heard(context)
         with _refusals(self._service):
-            schema, batches = self._service.read(_caller(context), parse_request(ticket.ticket))
-            return fl.GeneratorStream(schema, _guarded(self._service, batches, line))
+            command = parse_request(ticket.ticket)
+            service = self._shards.service_of(command)
+            schema, batches = service.read(_caller(context), command)
+            return fl.GeneratorStream(schema, _guarded(service, batches, line))
 
 
 class _Known(fl.ServerMiddleware):
@@ -273,9 +297,9 @@ class _Tokens(fl.ServerMiddlewareFactory):
     already: it is left to `do_action` to refuse. Everything else is refused before any of it is read.
     """
 
-    def __init__(self, credentials: Credentials, service: Service) -> None:
+    def __init__(self, credentials: Credentials, metrics: Metrics) -> None:
         super().__init__()
-        self._credentials, self._service = credentials, service
+        self._credentials, self._metrics = credentials, metrics
         self._logged_at = -_LOG_EVERY_S
 
     def start_call(self, info: Any, headers: Any) -> _Known | _Refused:
@@ -295,13 +319,37 @@ class _Tokens(fl.ServerMiddlewareFactory):
 
     def note(self, why: str, call: str, peer: str = "-") -> None:
         """Counted each time, logged now and then: a stranger may try for hours. Never the token."""
-        metrics = self._service.metrics
+        metrics = self._metrics
         metrics.unauthenticated()
         now = time.monotonic()
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             facts = fields(call=call, peer=peer, total=metrics.unauthenticated_calls())
             _log.warning("a call was refused: %s", why, extra=facts)
+
+
+class _Peer(fl.ServerMiddleware):
+    """Of a call by a process of this broker."""
+
+
+class _Insiders(_Tokens):
+    """At a socket that only processes of this broker can reach: they need no token. One that a call has
+    is that of somebody in whose name it is made, and is looked at as at any door.
+    """
+
+    def __init__(self, credentials: Credentials | None, metrics: Metrics) -> None:
+        super().__init__(credentials or _NoCredentials(), metrics)
+
+    def start_call(self, info: Any, headers: Any) -> Any:
+        """Called by gRPC before each call."""
+        return super().start_call(info, headers) if headers.get("authorization") else _Peer()
+
+
+class _NoCredentials:
+    """Nobody has a token."""
+
+    def check(self, token: str) -> str | None:
+        return None
 
 
 def _token(headers: Any) -> str:
@@ -325,6 +373,8 @@ def _unknown_token() -> Unauthenticated:
 def _caller(context: Any) -> Caller:
     """By its token; without one by its certificate, if it showed one."""
     known = context.get_middleware(_CREDENTIALS)
+    if isinstance(known, _Peer):
+        return PEER
     name = known.name if known is not None else context.peer_identity().decode(errors="replace")
     return caller_from(name, _peer(context))
 

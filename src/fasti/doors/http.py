@@ -1,7 +1,7 @@
 """The HTTP application: health, readiness and metrics of a broker that it reaches over Flight.
 
 It runs in a process of its own (http_process.py) and holds nothing: every answer is asked of the
-broker, so what it says is true at that moment. Each concern is a router of its own; the full door
+broker (whole_broker.py), so what it says is true at that moment. Each concern is a router of its own; the full door
 and its page are further routers. Refusals are problem details (RFC 9457) with our error code.
 
 Handlers are plain functions: FastAPI runs them in worker threads, where a Flight call may block.
@@ -17,7 +17,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
-from fasti.doors.link import BrokerLink
+from fasti.doors.whole_broker import AskedBroker
 from fasti.errors import FastiError, Overloaded, Unauthenticated, Unavailable
 from fasti.model import SECOND_US
 from fasti.protocol.tokens import check_token
@@ -36,11 +36,11 @@ _STATUS = {"unauthenticated": 401, "permission_denied": 403, "not_found": 404} |
 }
 
 
-def build(link: BrokerLink) -> FastAPI:
+def build(broker: AskedBroker) -> FastAPI:
     """The application around one broker."""
     app = FastAPI(title="Fasti", description="A broker's health and metrics.", redoc_url=None)
-    app.include_router(_health(link))
-    app.include_router(_metrics(link))
+    app.include_router(_health(broker))
+    app.include_router(_metrics(broker))
     paths = sorted(app.openapi()["paths"])
     app.include_router(_root(paths))
     app.add_exception_handler(FastiError, _error_response)
@@ -58,20 +58,20 @@ def _root(paths: list[str]) -> APIRouter:
     return router
 
 
-def _health(link: BrokerLink) -> APIRouter:
+def _health(broker: AskedBroker) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     def answer(good: Callable[[dict[str, Any]], bool]) -> Response:
-        health = link.call("health")
+        health = broker.health()
         if good(health):
             return JSONResponse(health)
         raise Unavailable(_why(health), details=health)
 
     @router.get(
-        "/healthz", summary="The broker is alive: its shard has not failed, its threads work"
+        "/healthz", summary="The broker is alive: no shard of it has failed, its threads work"
     )
     def healthz() -> Response:
-        return answer(lambda health: health["state"] != "failed" and "threads" not in health)
+        return answer(broker.is_alive)
 
     @router.get("/readyz", summary="Work gets done")
     def readyz() -> Response:
@@ -89,9 +89,9 @@ _REASONS = {
 
 def _why(health: dict[str, Any]) -> str:
     """A sentence for a person who opens the page."""
-    why = f"the broker is {health['state']}"
-    if health.get("reason") in _REASONS:
-        why += f", and {_REASONS[health['reason']]}"
+    each = [process for process in health.get("processes", ()) if not process["ready"]]
+    why = "; ".join(_state(f"process {p['process']} ({_shards(p['shards'])})", p) for p in each)
+    why = why or _state("the broker", health)
     for thread in health.get("threads", ()):
         seconds = f"{thread['seconds']:g} s"
         since = f"{seconds} ago" if thread["state"] == "died" else f"for {seconds}"
@@ -99,7 +99,17 @@ def _why(health: dict[str, Any]) -> str:
     return why
 
 
-def _metrics(link: BrokerLink) -> APIRouter:
+def _state(who: str, health: dict[str, Any]) -> str:
+    shard = f" (shard {health['shard']})" if "shard" in health else ""
+    reason = _REASONS.get(health.get("reason", ""))
+    return f"{who} is {health['state']}" + (f", and {reason}" if reason else "") + shard
+
+
+def _shards(shown: str) -> str:
+    return f"shard{'' if shown.isdigit() else 's'} {shown}"
+
+
+def _metrics(broker: AskedBroker) -> APIRouter:
     router = APIRouter(tags=["metrics"])
     # More at once would only take the threads that answer /healthz.
     pages = threading.Semaphore(_PAGES_MAX)
@@ -107,11 +117,11 @@ def _metrics(link: BrokerLink) -> APIRouter:
     @router.get("/metrics", summary="The broker's metrics in Prometheus' text format")
     def metrics(request: Request) -> Response:
         # Callers that ask for more than health do so in their own name.
-        token = _token(link, request)
+        token = _token(broker, request)
         if not pages.acquire(blocking=False):
             raise Overloaded("other scrapes are under way", retry_after_us=SECOND_US)
         try:
-            text = link.call("metrics", token)["text"]
+            text = broker.metrics(token)
         finally:
             pages.release()
         return PlainTextResponse(text, media_type=_METRICS_TYPE)
@@ -119,8 +129,8 @@ def _metrics(link: BrokerLink) -> APIRouter:
     return router
 
 
-def _token(link: BrokerLink, request: Request) -> str:
-    if not link.guarded:
+def _token(broker: AskedBroker, request: Request) -> str:
+    if not broker.guarded:
         return ""
     header = request.headers.get("authorization", "")
     if not header.lower().startswith(_BEARER):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -42,6 +43,9 @@ class HttpChild:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
+        # The last word about each process of the broker, for one that is started later.
+        self._facts: dict[int, bytes] = {}
+        self._restarts = False
         self._worker = threads.worker("fasti-http", self._keep)
 
     @property
@@ -58,6 +62,28 @@ class HttpChild:
 
     def start(self) -> None:
         self._worker.start()
+
+    def tell(self, number: int, facts: Mapping[str, Any]) -> None:
+        """What a process of the broker does now, where there are several. Never waits: a word that finds
+        no room is lost, and the next one tells more.
+        """
+        line = json.dumps(facts).encode() + b"\n"
+        with self._lock:
+            self._facts[number] = line
+            process = self._process
+            if process is not None and process.stdin is not None:
+                with suppress(OSError, ValueError):
+                    os.set_blocking(process.stdin.fileno(), False)
+                    os.write(process.stdin.fileno(), line)
+
+    def restart(self) -> None:
+        """Has another process take over, which reads certificates anew. The port stays."""
+        with self._lock:
+            process = self._process
+            if process is not None and process.stdin is not None and not self._ending.is_set():
+                self._restarts = True
+                with suppress(OSError):
+                    process.stdin.close()
 
     def stop(self) -> None:
         """Ends it, softly if it lets us."""
@@ -86,6 +112,9 @@ class HttpChild:
             code = process.wait()
             if self._ending.is_set():
                 return
+            if self._restarts:
+                self._restarts, pause = False, _PAUSE_S
+                continue
             pause = _PAUSE_S if time.monotonic() - begin > _WELL_S else min(pause * 2, _PAUSE_MAX_S)
             details = fields(code=code, again_in_s=pause)
             _log.warning("the HTTP process ended and will be started again", extra=details)
@@ -106,6 +135,8 @@ class HttpChild:
             assert process.stdin is not None
             with suppress(OSError):
                 process.stdin.write(json.dumps(self._orders).encode() + b"\n")
+                for line in self._facts.values():
+                    process.stdin.write(line)
                 process.stdin.flush()
             self._process = process
             return process

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from fasti.broker.host import Host
 from fasti.broker.service import Service
 from fasti.doors.flight import Credentials, FlightDoor
 
@@ -17,7 +18,7 @@ from fasti.doors.flight import Credentials, FlightDoor
 class InnerDoor:
     """A socket and its directory. For one thread."""
 
-    def __init__(self, service: Service, credentials: Credentials | None) -> None:
+    def __init__(self, service: Service | Host, credentials: Credentials | None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="fasti-"))
         self.path = str(self._folder / "broker.sock")
         try:

@@ -1,10 +1,13 @@
-"""How the HTTP process reaches its broker: actions of the protocol over Arrow Flight.
+"""How processes of a broker reach each other: actions of the protocol over Arrow Flight.
+
+The HTTP process asks its broker by it, and the broker's processes ask each other.
 
 Any thread may call. A connection that is lost is made again by gRPC at the next call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow.flight as fl
@@ -19,6 +22,8 @@ from fasti.protocol.schemas import VERSION
 _TIMEOUT_S = 5.0
 # A page of metrics with some hundred thousand series.
 REPLY_BYTES_MAX = 32 << 20
+# A process that comes back is found soon: gRPC would wait for up to two minutes.
+_RECONNECT_MS, _RECONNECT_MS_MAX = 100, 1_000
 
 
 class BrokerLink:
@@ -42,7 +47,12 @@ class BrokerLink:
         safe = tls and not address.startswith("/")
         options: dict[str, Any] = {"disable_server_verification": True} if safe else {}
         # Whatever the broker says, this process doesn't grow by more than that.
-        options["generic_options"] = [("grpc.max_receive_message_length", reply_bytes_max)]
+        options["generic_options"] = [
+            ("grpc.max_receive_message_length", reply_bytes_max),
+            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
+            ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS),
+            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS_MAX),
+        ]
         place = f"grpc+unix://{address}" if address.startswith("/") else f"{scheme}://{address}"
         self._client = fl.FlightClient(place, **options)
         self._token = token
@@ -52,24 +62,31 @@ class BrokerLink:
         """Whether the broker asks for tokens."""
         return bool(self._token)
 
-    def call(self, action: str, token: str = "", timeout: float = _TIMEOUT_S) -> dict[str, Any]:
+    def call(
+        self,
+        action: str,
+        token: str = "",
+        timeout: float = _TIMEOUT_S,
+        header: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """The header of an action's reply. Raises `FastiError` and nothing else."""
+        request = pack({"version": VERSION, **(header or {})})
         used = token or self._token
         headers = [(b"authorization", f"Bearer {used}".encode())] if used else []
         options = fl.FlightCallOptions(timeout=timeout, headers=headers)
         try:
-            (result,) = self._client.do_action((action, pack({"version": VERSION})), options)
+            (result,) = self._client.do_action((action, request), options)
         except fl.FlightUnauthenticatedError as error:
             raise Unauthenticated("the token is not known here") from error
         except fl.FlightTimedOutError as error:
             raise TimedOut(f"the broker did not answer within {timeout:g} s") from error
         except (fl.FlightError, OSError, ValueError) as error:
             raise Unavailable(f"the broker does not answer: {_first_line(error)}") from error
-        header, _ = unpack(result.body)
-        if "error" in header:
-            problem = header["error"]
+        reply, _ = unpack(result.body)
+        if "error" in reply:
+            problem = reply["error"]
             raise error_from_json(problem if isinstance(problem, dict) else {})
-        return header
+        return reply
 
     def close(self) -> None:
         """Lets the connection go."""

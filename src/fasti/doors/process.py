@@ -14,41 +14,41 @@ The main thread only waits for one of these (`Asks`). Everything else runs in th
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
-import queue
 import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from fasti.broker.host import Host
 from fasti.broker.liveness import Liveness
 from fasti.broker.logs import fields
 from fasti.broker.machine_clock import watch_settings
 from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.counts import Metrics
-from fasti.broker.placement import OneShard
-from fasti.broker.service import Service
 from fasti.broker.shard import Shard
+from fasti.broker.shard_map import ShardMap
 from fasti.doors.credentials import Credentials
 from fasti.doors.flight import FlightDoor
 from fasti.doors.guard import Guard
 from fasti.doors.http_child import HttpChild
 from fasti.doors.inner import InnerDoor
+from fasti.doors.lifetime import Asks, Ready, end, read_stdin_to_its_end
 from fasti.doors.listening import bind, check_free, read_authority, read_certificate
+from fasti.doors.peer import PeerDoor, PeerLinks
+from fasti.doors.peer_folder import PeerFolder
 from fasti.doors.sockets import AcceptedSockets
 from fasti.doors.warmup import warm_up
 from fasti.errors import AlreadyExists, FastiError
 from fasti.settings.load import ServeSettings
+from fasti.settings.peers import PeerMap
 from fasti.settings.values import Address
-from fasti.storage.directory import directory_storage
+from fasti.storage.directory import shard_storages
 
 _log = logging.getLogger("fasti.broker")
 
@@ -64,22 +64,6 @@ _FAILED, _STOPPED, _TOO_LATE = "failure", "stopped", "too late"
 _GIVE_BACK = "give memory back"
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Said once everything answers."""
-
-    listen: Address
-    http: Address | None
-    pid: int
-    recovery_seconds: float
-
-    def to_json(self) -> str:
-        """For the process that started this one and waits."""
-        http = None if self.http is None else str(self.http)
-        facts = {"listen": str(self.listen), "http": http, "pid": self.pid}
-        return json.dumps({**facts, "recovery_seconds": self.recovery_seconds})
-
-
 class Broker:
     """A shard, its service and its doors. `start` and `stop` are for one thread."""
 
@@ -87,12 +71,15 @@ class Broker:
         self._settings = settings
         self._give_memory_back = give_memory_back
         self.metrics = Metrics(series_max=settings.metrics_series_max)
-        self.shard: Shard
-        self.service: Service
+        self.host: Host
         self._door: FlightDoor
         self._liveness: Liveness
         self._http: HttpChild | None = None
         self._inner: InnerDoor | None = None
+        # With other processes beside this one.
+        self._folder: PeerFolder | None = None
+        self._links: PeerLinks | None = None
+        self._peer_door: PeerDoor | None = None
 
     def start(self) -> Ready:
         """Returns when clients are served. Raises what a person can act on."""
@@ -106,36 +93,58 @@ class Broker:
         listener = bind(settings.http, _HTTP_PATIENCE_S) if settings.http else None
         seconds = self._open()
         try:
-            self.service = Service(OneShard(self.shard), self.metrics)
             warm_up(scraped=settings.http is not None)
             self._door = self._open_door(tls, credentials, client_ca)
-            self._liveness = Liveness(self.service, AcceptedSockets(self._door.port).hang_up)
+            if self._folder is not None:
+                self._peer_door = PeerDoor(self._folder, self.host, credentials)
+            self._liveness = Liveness(self.host, AcceptedSockets(self._door.port).hang_up)
             self._liveness.start()
         except BaseException:
-            self.shard.close(checkpoint=False)
+            self.host.close_services()
+            self.host.abandon()
             raise
         listen = Address(settings.listen.host, self._door.port)
         if listener is not None:
             token = credentials.add("fasti-http") if credentials else ""
             if client_ca is not None:
-                self._inner = InnerDoor(self.service, credentials)
-            self._http = HttpChild(listener, self._orders(listen, token), self.shard.threads)
+                self._inner = InnerDoor(self.host, credentials)
+            self._http = HttpChild(listener, self._orders(listen, token), self.host.threads)
             self._http.start()
         http = self._http.address if self._http else None
         return Ready(listen, http, os.getpid(), seconds)
 
     def _open(self) -> float:
         begin = time.monotonic()
-        storage = directory_storage(self._settings.data, self._settings.clone)
-        self.shard = Shard(storage, self._settings.shard)
+        settings = self._settings
+        folders, storages = shard_storages(
+            settings.data, settings.shards, settings.serve_shards, settings.clone
+        )
+        self.host = Host(
+            storages,
+            settings.shard,
+            shards=folders.shards,
+            cluster=folders.cluster,
+            metrics=self.metrics,
+        )
+        if settings.peers is not None:
+            self._join(settings.peers)
         # A sequencer that sleeps until something is due must learn that it is due already.
-        watch_settings(self._wake, self.shard.threads)
+        watch_settings(self._wake, self.host.threads)
         self.metrics.recovery_seconds = time.monotonic() - begin
         return self.metrics.recovery_seconds
 
+    def _join(self, peers: PeerMap) -> None:
+        """There are other processes: clients are told where, and shards can ask them."""
+        numbers = range(peers.shards)
+        self.host.map = ShardMap({n: str(peers.place_of(n).address) for n in numbers})
+        self._folder = PeerFolder(self._settings.data)
+        self._links = PeerLinks(self._folder, peers)
+        self.host.peers = self._links
+
     def _wake(self) -> None:
-        self.shard.clock.now_us()
-        self.shard.wake()
+        self.host.clock.now_us()
+        for shard in self.host.all_shards():
+            shard.wake()
 
     def _open_door(
         self,
@@ -148,7 +157,7 @@ class Broker:
         guard = Guard(self._settings.guard, self.metrics, guarded, self._give_memory_back)
         try:
             door = FlightDoor(
-                self.service,
+                self.host,
                 address.host,
                 address.port,
                 tls,
@@ -180,41 +189,49 @@ class Broker:
 
     def stop(self) -> None:
         """Answers what was handed over, writes a checkpoint, ends the doors."""
-        self.service.begin_stopping()
-        self.service.close()
+        self.host.begin_stopping()
+        self.host.close_services()
         self._liveness.stop()
         # Calls that are under way end here; streams of clients that don't react would never.
-        ended = threading.Thread(target=self._door.stop, name="fasti-flight-stop", daemon=True)
+        ended = threading.Thread(target=self._stop_doors, name="fasti-flight-stop", daemon=True)
         ended.start()
         ended.join(_STREAMS_END_S)
-        self.shard.close()
+        self.host.close()
         ended.join(_STREAMS_END_S / 4)
         self._end_http()
 
+    def _stop_doors(self) -> None:
+        self._door.stop()
+        if self._peer_door is not None:
+            self._peer_door.stop()
+
     def abandon(self) -> None:
         """The shard has failed: clients that are connected are told, and nothing is written."""
-        self.service.begin_stopping()
-        self.service.close()
+        self.host.begin_stopping()
+        self.host.close_services()
         self._liveness.stop()
         self._end_http()
-        with suppress(FastiError):
-            self.shard.close(checkpoint=False)
+        self.host.abandon()
 
     def _end_http(self) -> None:
         if self._http is not None:
             self._http.stop()
         if self._inner is not None:
             self._inner.stop()
+        if self._links is not None:
+            self._links.close()
 
 
 def serve(
     settings: ServeSettings,
     ready: Callable[[Ready], None],
     until_stdin_ends: bool = False,
+    ready_line: str = "ready",
 ) -> None:
     """Runs a broker until a signal ends it. Raises what kept it from starting or ended it.
 
     For the main thread. `until_stdin_ends`: as if by a signal, when the process that started it is gone.
+    `ready_line` is what the log has when clients are served.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _raise_file_limit()
@@ -223,16 +240,17 @@ def serve(
     asks = Asks()
     broker = Broker(settings, lambda: asks.put(_GIVE_BACK))
     started = broker.start()
-    _log_recovery(broker.shard, started.recovery_seconds)
+    for shard in broker.host.all_shards():
+        _log_recovery(shard, started.recovery_seconds, broker.host.shards)
     _spare_the_collector()
-    gc.callbacks.append(broker.shard.stalls.collector)
+    gc.callbacks.append(broker.host.all_shards()[0].stalls.collector)
     asks.listen_to_signals()
-    asks.when_ended(broker.shard.wait_ended, _FAILED)
+    asks.when_ended(broker.host.wait_ended, _FAILED)
     if until_stdin_ends:
-        asks.when_ended(_read_stdin_to_its_end, "end of stdin")
+        asks.when_ended(read_stdin_to_its_end, "end of stdin")
     places = {"listen": str(started.listen), "http": str(started.http or "off")}
     security = {"tls": settings.tls_cert is not None, "credentials": bool(settings.credentials)}
-    _log.info("ready", extra=fields(**places, **security))
+    _log.info(ready_line, extra=fields(**places, **security))
     ready(started)
     while (why := asks.next()) == _GIVE_BACK:
         give_memory_back()
@@ -245,7 +263,7 @@ def serve(
 
 
 def _give_up(broker: Broker, asks: Asks, within_s: float) -> NoReturn:
-    failure = broker.shard.failure or FastiError("the shard ended")
+    failure = broker.host.failure or FastiError("the shard ended")
     _log.critical("the shard failed for good", extra=fields(code=failure.code, why=failure))
     # Whatever made it fail may hold this up too, and the next start takes nothing from it.
     _stop(broker.abandon, asks, within_s)
@@ -267,12 +285,14 @@ def _stop(stop: Callable[[], None], asks: Asks, within_s: float) -> None:
             end(128 + signal.Signals[word])
 
 
-def _log_recovery(shard: Shard, seconds: float) -> None:
+def _log_recovery(shard: Shard, seconds: float, shards: int) -> None:
+    which = {"shard": shard.place.number} if shards > 1 else {}
     topics = list(shard.engine.state.topics.values())
     live = sum(int(part.counts[1:5].sum()) for topic in topics for part in topic.partitions)
     _log.info(
         "recovered",
         extra=fields(
+            **which,
             seconds=round(seconds, 3),
             topics=len(topics),
             messages=live,
@@ -280,64 +300,6 @@ def _log_recovery(shard: Shard, seconds: float) -> None:
             replayed_bytes=shard.store.tail_bytes,
         ),
     )
-
-
-class Asks:
-    """What the main thread waits for, in the order in which it came.
-
-    The kernel may give a signal to any thread, and then a main thread that waits for a lock never
-    hears of it: so it waits for a pipe, into which the interpreter writes with every signal.
-    """
-
-    def __init__(self) -> None:
-        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._readable, self._writable = os.pipe()
-        os.set_blocking(self._writable, False)
-
-    def put(self, word: str) -> None:
-        """From any thread, and from signal handlers."""
-        self._words.put(word)
-        # A full pipe wakes the reader as well as one more byte would.
-        with suppress(BlockingIOError):
-            os.write(self._writable, b"\0")
-
-    def next(self) -> str:
-        """Waits. For the main thread."""
-        while self._words.empty():
-            os.read(self._readable, 4096)
-        return self._words.get()
-
-    def listen_to_signals(self) -> None:
-        """SIGTERM and SIGINT become words."""
-        signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda n, _: self.put(signal.Signals(n).name))
-
-    def when_ended(self, wait: Callable[[], None], word: str) -> None:
-        """Puts the word when the function returns, which runs in a thread of its own."""
-
-        def run() -> None:
-            try:
-                wait()
-            except Exception:
-                _log.exception("the broker failed while it ended")
-            self.put(word)
-
-        threading.Thread(target=run, name="fasti-watch", daemon=True).start()
-
-
-def _read_stdin_to_its_end() -> None:
-    with suppress(OSError):
-        while os.read(0, 4096):
-            pass
-
-
-def end(code: int) -> None:
-    """Ends the process now: gRPC's threads may wait for clients that will never answer."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 def _spare_the_collector() -> None:

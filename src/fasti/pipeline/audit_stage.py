@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from fasti.client.topics import Topic
 from fasti.pipeline import audit
 from fasti.pipeline.bronze import shards
 from fasti.pipeline.gold.stage import between, silver_position
@@ -35,7 +36,7 @@ FINDINGS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class TopicCounts:
-    """How many messages of a topic the broker has in which state, at a position of its feed."""
+    """How many messages of a topic a shard has in which state, at a position of its feed."""
 
     topic: str
     shard: str
@@ -52,15 +53,24 @@ class BrokerCounts:
 
     def update(self, run: StageRun) -> int:
         """Asks the broker. Returns of how many topics."""
-        self.at_us = int(run.client.transport.clock.now_us())
-        self.counts = [
-            TopicCounts(
-                topic.name, topic.position.shard, topic.position.frame, _in_words(topic.counts)
-            )
-            for topic in run.client.topics()
-            if topic.settings.kind in QUEUES and topic.position is not None
-        ]
-        return len(self.counts)
+        transport = run.client.transport
+        self.at_us = int(transport.clock.now_us())
+        # Of each shard by itself: a position is one in its feed.
+        self.counts = []
+        for number in range(transport.shard_count):
+            header, _ = transport.shard(number).call("topics", {})
+            known = [
+                Topic.of_reply(row["topic"], {"shard": header.get("shard"), **row})
+                for row in header["topics"]
+            ]
+            self.counts += [
+                TopicCounts(
+                    topic.name, topic.position.shard, topic.position.frame, _in_words(topic.counts)
+                )
+                for topic in known
+                if topic.settings.kind in QUEUES and topic.position is not None
+            ]
+        return len({count.topic for count in self.counts})
 
 
 def _in_words(counts: dict[str, int]) -> dict[str, int]:
@@ -145,7 +155,7 @@ def _lasting(run: StageRun, full: bool) -> DataFrame | None:
 
 def compare(
     run: StageRun, counts: Sequence[TopicCounts]
-) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
+) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
     """Findings where counts differ, and the topics that were compared, with their positions.
 
     A topic that is older than the lake can't be compared: what was produced before isn't known.
@@ -173,7 +183,18 @@ def compare(
                 what = f"the broker counts {number} {state}, and its feed adds up to {mine}"
                 place = (count.position, count.shard)
                 differing.append((count.topic, None, None, "count", what, *place))
-    return differing, {count.topic: count.position for count in known}
+    return differing, _compared(known)
+
+
+def _compared(counts: Sequence[TopicCounts]) -> dict[str, Any]:
+    """Each topic with the position at which it was counted; in several feeds with each."""
+    places: dict[str, dict[str, int]] = {}
+    for count in counts:
+        places.setdefault(count.topic, {})[count.shard] = count.position
+    return {
+        topic: next(iter(by_feed.values())) if len(by_feed) == 1 else by_feed
+        for topic, by_feed in places.items()
+    }
 
 
 def _count(run: StageRun, places: DataFrame, lowest: int) -> dict[tuple[str, str, str], int]:

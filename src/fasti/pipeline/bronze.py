@@ -2,7 +2,7 @@
 
 Tasks read the feed from position to position and write Parquet files themselves, Arrow from end to
 end: no row passes through the JVM. The driver commits a step's files together with the position
-behind them, so the table always has exactly what lies before its position.
+behind them, in the feed of each shard, so the table always has exactly what lies before its positions.
 
 A topic with many rows in a step has files of its own (`part` is its name); those with few share one
 (`part` is `~small`), with the smallest and largest name known: ten thousand topics make no ten
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fasti.client.changes import feed_bounds
 from fasti.errors import Gone, NotFound
 from fasti.pipeline.files import folder_of, replace_text
 from fasti.pipeline.shared import attempt_id, parallelism
 from fasti.protocol.feed_name import is_nameless
 from fasti.spark.connection import client_of
 from fasti.spark.errors import as_spark_errors
+from fasti.spark.shards import even_share
 from fasti.spark.views import View
 
 if TYPE_CHECKING:
@@ -50,28 +50,65 @@ def transaction(shard: str) -> str:
     return f"feed:{shard}"
 
 
+@dataclass(slots=True)
+class FeedCopy:
+    """How far the lake is in the feed of a shard, and where this run ends."""
+
+    number: int
+    feed: str
+    after: int
+    target: int
+
+    @property
+    def left(self) -> int:
+        """Frames that are to be copied."""
+        return max(0, self.target - self.after)
+
+
 def update(run: StageRun) -> int:
-    """Brings the table up to where the feed ends now. Returns how many rows came."""
-    bounds = feed_bounds(run.client.transport)
-    shard, target = bounds.last.shard, bounds.last.frame
-    start = after = starting_position(run, shard)
+    """Brings the table up to where the feeds end now. Returns how many rows came."""
+    transport = run.client.transport
+    feeds = []
+    for number in range(transport.shard_count):
+        header, _ = transport.shard(number).call("feed", {})
+        shard = header["shard"]
+        after = starting_position(run, shard, number)
+        feeds.append(FeedCopy(number, shard, after, int(header["last"])))
+    total = sum(feed.left for feed in feeds)
     done = 0
-    while after < target and not run.stopping():
-        fields = {"shard": shard, "after": after, "rows": run.option("step_rows", STEP_ROWS)}
-        header, _ = run.client.transport.call("feed", fields)
-        through = min(int(header["position"]), target)
-        done += copy(run, shard, after, through)
-        after = through
-        run.progress(done, done * (target - start) // (after - start))
+    while any(feed.left for feed in feeds) and not run.stopping():
+        done += step(run, [feed for feed in feeds if feed.left])
+        passed = total - sum(feed.left for feed in feeds)
+        run.progress(done, done * total // passed)
     return done
 
 
-def starting_position(run: StageRun, shard: str) -> int:
-    """Where the lake is in this feed. Raises `gone` if the feed begins later by now."""
-    table, first = run.lake.bronze, feed_bounds(run.client.transport).first.frame
+def step(run: StageRun, feeds: list[FeedCopy]) -> int:
+    """The next rows of each feed, in one commit."""
+    rows = max(1, int(run.option("step_rows", STEP_ROWS)) // len(feeds))
+    spans = []
+    for feed in feeds:
+        fields = {"shard": feed.feed, "after": feed.after, "rows": rows}
+        header, _ = run.client.transport.shard(feed.number).call("feed", fields)
+        spans.append(replace(feed, target=min(int(header["position"]), feed.target)))
+    done = copy(run, spans)
+    for feed, span in zip(feeds, spans, strict=True):
+        feed.after = span.target
+    return done
+
+
+def starting_position(run: StageRun, shard: str, number: int = 0) -> int:
+    """Where the lake is in the feed of a shard. Raises `gone` if the feed begins later by now."""
+    transport = run.client.transport
+    bounds, _ = transport.shard(number).call("feed", {})
+    table, first = run.lake.bronze, int(bounds["first"])
     after = table.position(transaction(shard))
     if after is None:
         others = [other for other in shards(run.lake) if other != shard]
+        if transport.shard_count > 1:
+            # Other lives of this shard: the feeds of other shards are in the lake, too.
+            mine = f"{number}."
+            others = [other for other in others if other.startswith(mine) or is_nameless(other)]
         if any(is_nameless(other) for other in others):
             raise Gone(
                 f"the lake {run.lake.root} was written by an older version, whose positions did not "
@@ -88,13 +125,13 @@ def starting_position(run: StageRun, shard: str) -> int:
         remember_shard(run.lake, shard)
         return first
     try:
-        run.client.transport.call("feed", {"shard": shard, "after": after})
+        transport.shard(number).call("feed", {"shard": shard, "after": after})
     except (Gone, NotFound) as error:
         if run.on_gap == "skip" and isinstance(error, Gone):
             return first
         raise Gone(
             f"the lake {run.lake.root} is at position {after}, and the feed of the "
-            f"broker at {run.address} has {first} to {feed_bounds(run.client.transport).last.frame}"
+            f"broker at {run.address} has {first} to {bounds['last']}"
             ": what lies between was dropped (feed_age, feed_size). Begin a new lake; or run with "
             "on_gap='skip', which goes on where the feed begins, and the audit will show the gap. "
             "Give the broker a longer feed_age if this can happen again",
@@ -117,30 +154,33 @@ def remember_shard(lake: Lake, shard: str) -> None:
         replace_text(lake.root / "shards", "\n".join([*known, shard]) + "\n")
 
 
-def copy(run: StageRun, shard: str, after: int, through: int) -> int:
-    """One step: the rows between two positions, and the position behind them."""
+def copy(run: StageRun, feeds: list[FeedCopy]) -> int:
+    """One step: the rows of each feed from `after` to `target`, and the positions behind them."""
     table, payload = run.lake.bronze, bool(run.option("payload", False))
     spark = run.spark
     splits = max(1, int(run.option("tasks", 0)) or parallelism(spark))
-    fields = {
-        "call": "changes",
-        "shard": shard,
-        "after": after,
-        "through": through,
-        "payload": payload,
-        "splits": splits,
-    }
-    tickets = [
-        {name: value for name, value in ticket.items() if name != "version"}
-        for ticket in run.client.transport.plan(fields)
-    ]
+    tickets = []
+    for feed in feeds:
+        fields = {
+            "call": "changes",
+            "shard": feed.feed,
+            "after": feed.after,
+            "through": feed.target,
+            "payload": payload,
+            "splits": even_share(splits, feeds),
+        }
+        tickets += [
+            FeedTicket(feed.number, feed.feed, {n: ticket[n] for n in ticket if n != "version"})
+            for ticket in run.client.transport.shard(feed.number).plan(fields)
+        ]
     with table.staging() as staged:
-        work = Copy(tickets, run.address, run.token, shard, payload, str(staged))
+        work = Copy(tickets, run.address, run.token, payload, str(staged))
         count = len(tickets)
         written = spark.range(0, count, 1, count).mapInArrow(work, "path string").collect()
         # Only what tasks reported: one that failed half-way may have left something.
         files = table.adopt(staged, [staged / row.path for row in written])
-        table.replace(files, [], (transaction(shard), through), schema(payload))
+        positions = [(transaction(feed.feed), feed.target) for feed in feeds]
+        table.replace(files, [], positions, schema(payload))
     return sum(file.rows for file in files)
 
 
@@ -151,13 +191,21 @@ def schema(payload: bool) -> pa.Schema:
 
 
 @dataclass(frozen=True)
+class FeedTicket:
+    """A part of a shard's feed."""
+
+    number: int
+    feed: str
+    ticket: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Copy:
     """What a task does: reads its ticket and writes files. Travels to executors."""
 
-    tickets: list[dict[str, Any]]
+    tickets: list[FeedTicket]
     address: str
     token: str | None
-    shard: str
     payload: bool
     staged: str
 
@@ -173,8 +221,9 @@ class Copy:
         client = client_of(self.address, self.token)
         view = View("changes", None, self.payload)
         with Writers(Path(self.staged), f"{number:05}-{attempt_id()}") as writers:
-            for batch in client.transport.read(dict(self.tickets[number])):
-                writers.add(view.made_of(batch, shard=self.shard))
+            mine = self.tickets[number]
+            for batch in client.transport.shard(mine.number).read(dict(mine.ticket)):
+                writers.add(view.made_of(batch, shard=mine.feed))
         return writers.paths
 
 

@@ -8,20 +8,22 @@ A step folds what is new. Messages that it knows from their first transition are
 others are put together with the row that an open file has, see `silver_open`. Where open messages are
 few, all of them are folded with what is new, in one go.
 
-A step is one commit: files that were read go, the new ones come, and the position in bronze moves.
+A step is one commit: files that were read go, the new ones come, and the positions in bronze move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from fasti.pipeline import silver
@@ -39,7 +41,7 @@ from fasti.pipeline.silver_open import (
     is_open,
     may_go_on,
 )
-from fasti.pipeline.topics import LakeTopics, TopicEvents
+from fasti.pipeline.topics import Deleted, LakeTopics, TopicEvents
 
 if TYPE_CHECKING:
     from fasti.pipeline.runner import StageRun
@@ -59,78 +61,111 @@ _READ = [name for name in silver.TRANSITIONS if name not in ("topic_no", "topic_
 def update(run: StageRun) -> int:
     """Brings silver up to bronze. Returns how many transitions were new."""
     done = 0
-    plans = {shard: ShardSteps(run, shard) for shard in shards(run.lake)}
-    total = sum(steps.waiting for steps in plans.values())
-    for steps in plans.values():
-        while not run.stopping():
-            rows = steps.step()
-            if rows is None:
-                break
-            done += rows
-            run.progress(done, max(total, done))
+    steps = Steps(run)
+    while not run.stopping():
+        rows = steps.step()
+        if rows is None:
+            break
+        done += rows
+        run.progress(done, max(steps.waiting, done))
     return done
 
 
-class ShardSteps:
-    """The steps of one shard."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of a shard's feed behind one position, up to another."""
 
-    def __init__(self, run: StageRun, shard: str) -> None:
-        self._run, self._shard = run, shard
-        self._lake, self._spark = run.lake, run.spark
-        self._name = f"bronze:{shard}"
+    shard: str
+    after: int
+    through: int
+
+    def may_be_in(self, file: DataFile) -> bool:
+        """Whether a file of bronze can have some of them."""
+        low, high = file.low.get("shard"), file.high.get("shard")
+        if low is not None and high is not None and not low <= self.shard <= high:
+            return False
+        return file.may_have("position", self.after, self.through)
+
+    def column(self) -> Column:
+        """Whether a row is one of them."""
+        position = F.col("position")
+        within = (position > self.after) & (position <= self.through)
+        return within & (F.col("shard") == self.shard)
+
+
+class Steps:
+    """The steps of a run: each takes rows of all shards in, as one feed would be."""
+
+    def __init__(self, run: StageRun) -> None:
+        self._run, self._lake = run, run.lake
         bronze = run.lake.bronze
-        self._target = bronze.position(transaction(shard)) or 0
-        self._files = [file for file in bronze.files() if self._new(file)]
+        self._targets = {
+            shard: bronze.position(transaction(shard)) or 0 for shard in shards(run.lake)
+        }
+        left = self._left()
+        self._files = [
+            file for file in bronze.files() if any(span.may_be_in(file) for span in left)
+        ]
         self.waiting = sum(file.rows for file in self._files)
 
-    @property
-    def after(self) -> int:
-        """The position up to which silver has this shard's feed."""
-        position = self._lake.messages.position(self._name)
-        return -1 if position is None else position
-
-    def _new(self, file: DataFile) -> bool:
-        return file.may_have("position", above=self.after)
+    def _left(self) -> list[Span]:
+        """Of each shard that silver is behind in, everything."""
+        spans = []
+        for shard, target in self._targets.items():
+            position = self._lake.messages.position(f"bronze:{shard}")
+            after = -1 if position is None else position
+            if after < target:
+                spans.append(Span(shard, after, target))
+        return spans
 
     def step(self) -> int | None:
         """Takes the next rows of bronze in. None: there are none."""
-        after = self.after
-        if after >= self._target:
-            return None
-        through = self._end(after)
-        files = [file for file in self._files if file.may_have("position", after, through)]
+        left = self._left()
+        most = max(1, int(self._run.option("step_rows", STEP_ROWS)) // max(1, len(left)))
+        # A shard that has no rows stays where it is.
+        spans = [
+            self._next(span, most)
+            for span in left
+            if any(span.may_be_in(file) for file in self._files)
+        ]
+        files = [file for file in self._files if any(span.may_be_in(file) for span in spans)]
         if not files:
             return None
-        new = SilverStep(self._run, self._shard, after, through, files)
-        new.commit((self._name, through))
+        new = SilverStep(self._run, spans, files)
+        new.commit([(f"bronze:{span.shard}", span.through) for span in spans])
         return new.rows
 
-    def _end(self, after: int) -> int:
-        """Where the step ends: behind enough files, in the order in which they end."""
-        rows, most = 0, int(self._run.option("step_rows", STEP_ROWS))
+    def _next(self, span: Span, most: int) -> Span:
+        """As much as a step takes: behind enough files, in the order in which they end."""
+        rows = 0
         for file in sorted(self._files, key=lambda file: file.high["position"]):
-            if file.high["position"] > after:
+            if span.may_be_in(file) and file.high["position"] > span.after:
                 rows += file.rows
                 if rows >= most:
-                    return min(int(file.high["position"]), self._target)
-        return self._target
+                    end = min(int(file.high["position"]), span.through)
+                    return replace(span, through=end)
+        return span
 
 
 class SilverStep:
-    """One step: the rows of bronze between two positions."""
+    """One step: the rows of bronze between two positions of each shard."""
 
-    def __init__(
-        self, run: StageRun, shard: str, after: int, through: int, files: list[DataFile]
-    ) -> None:
+    def __init__(self, run: StageRun, spans: Sequence[Span], files: list[DataFile]) -> None:
         self._run, self._spark, self._lake = run, run.spark, run.lake
-        self._shard, self._after, self._through, self._files = shard, after, through, files
+        self._spans, self._files = spans, files
         self.rows = sum(file.rows for file in files)
-        self._events = TopicEvents.by(self._lake.bronze, files, shard, after, through)
         self._topics = LakeTopics(self._lake.topics)
-        self._deleted = self._topics.learn(shard, self._events, lambda: run.client)
+        self._names: dict[str, set[str]] = {}
+        self._deleted: list[Deleted] = []
+        for span in spans:
+            place = (span.shard, span.after, span.through)
+            mine = [file for file in files if span.may_be_in(file)]
+            events = TopicEvents.by(self._lake.bronze, mine, *place)
+            self._names[span.shard] = events.names
+            self._deleted += self._topics.learn(span.shard, events, lambda: run.client)
         self._open = [file for file in self._lake.messages.files() if is_open(file)]
 
-    def commit(self, txn: tuple[str, int]) -> None:
+    def commit(self, txn: list[tuple[str, int]]) -> None:
         """All of it or nothing."""
         self._topics.save()
         table = self._lake.messages
@@ -153,7 +188,11 @@ class SilverStep:
 
     def _transitions(self) -> DataFrame:
         """New rows of messages, with the number of their topic."""
-        spans = self._topics.spans(self._shard, self._events.names)
+        spans = [
+            span
+            for shard, names in self._names.items()
+            for span in self._topics.spans(shard, names)
+        ]
         topics = self._spark.createDataFrame(
             spans,
             "shard string, topic string, topic_no long, topic_since long, _begin long, _end long",
@@ -163,8 +202,7 @@ class SilverStep:
             self._lake.bronze.read(self._spark, self._files)
             .where(F.col("id").isNotNull() & F.col("offset").isNull())
             .where(F.col("op").isin(*silver.OPS))
-            .where((position > self._after) & (position <= self._through))
-            .where(F.col("shard") == self._shard)
+            .where(reduce(or_, (span.column() for span in self._spans)))
             .select(*_READ)
         )
         rows = rows.join(F.broadcast(topics), ["shard", "topic"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fasti.pipeline.files import replace_text
 
@@ -24,8 +24,9 @@ class LakeState:
     audited_us: int = 0
     transitions: int = 0
     messages: int = 0
-    # Topics whose counts were compared with the broker's, and at which position.
-    compared: dict[str, int] = field(default_factory=dict)
+    # Topics whose counts were compared with the broker's, and at which position; of several shards at
+    # which of each.
+    compared: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, lake: Lake) -> LakeState:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Transaction = tuple[str, int]
+# Those of one commit: of several, none may have been there before.
+Transactions = Transaction | list[Transaction]
 """A name and a number that grows: see the module."""
 
 Rows: TypeAlias = "DataFrame | pa.Table | Sequence[DataFile]"
@@ -183,7 +185,7 @@ class Table:
         self,
         add: Sequence[DataFile],
         remove: Sequence[DataFile],
-        txn: Transaction | None = None,
+        txn: Transactions | None = None,
         schema: pa.Schema | None = None,
     ) -> bool:
         """Adds files and takes others out, in one moment. False if that was done before.
@@ -196,7 +198,7 @@ class Table:
         self,
         add: Sequence[DataFile],
         remove: Sequence[DataFile],
-        txn: Transaction | None,
+        txn: Transactions | None,
         schema: pa.Schema | None,
         data_change: bool = True,
     ) -> bool:
@@ -216,7 +218,7 @@ class Table:
         self._commit(_actions(add, remove, data_change), txn, schema)
         return True
 
-    def _commit(self, actions: list[Any], txn: Transaction | None, schema: pa.Schema) -> None:
+    def _commit(self, actions: list[Any], txn: Transactions | None, schema: pa.Schema) -> None:
         """Raises `already_exists` if another writer committed meanwhile."""
         from deltalake import DeltaTable
         from deltalake.exceptions import CommitFailedError
@@ -227,7 +229,7 @@ class Table:
         if not self.exists():
             self.path.mkdir(parents=True, exist_ok=True)
             DeltaTable.create(str(self.path), schema, mode="ignore", partition_by=by)
-        transactions = None if txn is None else [DeltaTransaction(*txn)]
+        transactions = [DeltaTransaction(*each) for each in _listed(txn)] or None
         properties = CommitProperties(app_transactions=transactions)
         try:
             self._delta().create_write_transaction(
@@ -240,11 +242,8 @@ class Table:
         sync(log / f"{self.version():020}.json")
         sync(log)
 
-    def _repeated(self, txn: Transaction | None) -> bool:
-        if txn is None:
-            return False
-        last = self.position(txn[0])
-        return last is not None and txn[1] <= last
+    def _repeated(self, txn: Transactions | None) -> bool:
+        return any(number <= _or_none(self.position(name)) for name, number in _listed(txn))
 
     # Reading
 
@@ -375,6 +374,16 @@ def _nullable(field: pa.Field) -> pa.Field:
 
 def _hidden(path: Path, below: Path) -> bool:
     return any(part.startswith(("_", ".")) for part in path.relative_to(below).parts)
+
+
+def _or_none(position: int | None) -> int:
+    return -1 if position is None else position
+
+
+def _listed(txn: Transactions | None) -> list[Transaction]:
+    if txn is None:
+        return []
+    return txn if isinstance(txn, list) else [txn]
 
 
 def _difference(mine: pa.Schema, theirs: pa.Schema) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fasti.config import Durability, GuardSettings, ShardSettings
 from fasti.model import Limits
+from fasti.settings.peers import SHARDS_MAX, Peers, ShardNumbers
 from fasti.settings.values import (
     Address,
     Choice,
@@ -104,6 +105,30 @@ BROKER: tuple[Setting, ...] = (
         Switch(),
         False,
         "The data directory is a copy of another: it gets an incarnation of its own, once, before it is opened. See [backup](backup.md#copies-that-are-no-backups).",
+    ),
+    Setting(
+        "shards",
+        WholeNumber(most=SHARDS_MAX),
+        None,
+        "How many shards the data directory has: fixed when it is made, 1 if nothing is said then. Given later it must be the same number. See [several shards](operating.md#several-shards-and-processes).",
+    ),
+    Setting(
+        "processes",
+        WholeNumber(most=SHARDS_MAX),
+        1,
+        "How many processes serve the shards, at most one for each. They listen at the port of `listen` and those that follow it, and one more process, which starts them, looks after them.",
+    ),
+    Setting(
+        "peers",
+        Peers(),
+        None,
+        "Where each process of the broker is and which shards it has, for processes that are started one by one instead of by `processes`: the same map for all of them, like `0-1=127.0.0.1:7170,2-3=127.0.0.1:7171`. They run on one machine, with one data directory.",
+    ),
+    Setting(
+        "serve_shards",
+        ShardNumbers(),
+        None,
+        "With `peers`: the shards of this process, as the map has them. Without it, those at the address of `advertise` or `listen`.",
     ),
     Setting(
         "listen",

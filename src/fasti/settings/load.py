@@ -19,6 +19,7 @@ from fasti.config import Durability, GuardSettings, ShardSettings
 from fasti.errors import FastiError, InvalidArgument
 from fasti.model import Limits
 from fasti.settings.declared import BROKER, BY_KEY, GUARD, LIMITS, SETTINGS, SHARD
+from fasti.settings.peers import PeerMap, ProcessPlace, show_shards
 from fasti.settings.values import Address
 
 CONFIG_VARIABLE = "FASTI_CONFIG"
@@ -41,6 +42,13 @@ class ServeSettings:
 
     data: Path
     clone: bool
+    # None: what the directory has, or 1. With `peers`, as many as they have.
+    shards: int | None
+    processes: int
+    # None: no other process has a shard of this broker.
+    peers: PeerMap | None
+    # The shards of this process; None for all of them.
+    serve_shards: tuple[int, ...] | None
     listen: Address
     advertise: Address | None
     http: Address | None
@@ -83,6 +91,8 @@ def load(
     if faults or shard is None:
         raise _refusal(faults)
     own = {key: values[key] for key in _OWN}
+    if (place := own_place(values)) is not None:
+        own |= {"shards": values["peers"].shards, "serve_shards": place.shards}
     guard = GuardSettings(**{setting.field: values[setting.key] for setting in GUARD})
     return ServeSettings(
         **own,
@@ -92,6 +102,16 @@ def load(
         values=values,
         sources=sources,
     )
+
+
+def own_place(values: Mapping[str, Any]) -> ProcessPlace | None:
+    """Which process of `peers` these settings are for, if it is in there."""
+    peers: PeerMap | None = values["peers"]
+    if peers is None:
+        return None
+    if (shards := values["serve_shards"]) is not None:
+        return next((place for place in peers.processes if place.shards == shards), None)
+    return peers.place_at(values["advertise"], values["listen"])
 
 
 _OWN = tuple(setting.key for setting in BROKER if setting.key != "stop_within")
@@ -172,6 +192,7 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
         yield WrongSetting(
             sources["advertise"], f"{advertise} is not an address that a client can connect to"
         )
+    yield from _contradictions_of_processes(values, sources)
     for key in ("tls_cert", "tls_key", "tls_client_ca", "credentials"):
         if values[key] is not None and (reason := _unreadable(values[key])):
             yield WrongSetting(sources[key], f"{values[key]}: {reason}")
@@ -191,6 +212,89 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
         yield WrongSetting(
             _source_of(sources, "limits.lease_min", "limits.lease_max"),
             "limits.lease_min is more than limits.lease_max",
+        )
+
+
+def _contradictions_of_processes(
+    values: dict[str, Any], sources: dict[str, str]
+) -> Iterator[WrongSetting]:
+    """Of who serves which shard, and where."""
+    shards, processes, peers = values["shards"], values["processes"], values["peers"]
+    if shards is not None and processes > shards:
+        yield WrongSetting(
+            _source_of(sources, "processes", "shards"),
+            f"processes is {processes} and shards {shards}: a process needs a shard to serve",
+        )
+    if peers is not None:
+        yield from _contradictions_of_peers(values, sources)
+    elif values["serve_shards"] is not None:
+        yield WrongSetting(
+            sources["serve_shards"],
+            "serve_shards is given but peers isn't: who has the other shards?",
+        )
+    elif processes > 1:
+        yield from _contradictions_of_ports(values, sources)
+
+
+def _contradictions_of_peers(
+    values: dict[str, Any], sources: dict[str, str]
+) -> Iterator[WrongSetting]:
+    shards, processes, peers = values["shards"], values["processes"], values["peers"]
+    if processes > 1:
+        yield WrongSetting(
+            _source_of(sources, "processes", "peers"),
+            "peers are processes that are started one by one: give either them or processes",
+        )
+    if shards is not None and shards != peers.shards:
+        yield WrongSetting(
+            _source_of(sources, "shards", "peers"),
+            f"peers have {peers.shards} shards, and shards is {shards}",
+        )
+    if own_place(values) is not None:
+        return
+    if (own := values["serve_shards"]) is not None:
+        yield WrongSetting(
+            sources["serve_shards"], f"no process of peers has just the shards {show_shards(own)}"
+        )
+    else:
+        yield WrongSetting(
+            sources["peers"],
+            f"{values['advertise'] or values['listen']} is not in it: say by serve_shards which of "
+            "these processes this one is",
+        )
+
+
+def _contradictions_of_ports(
+    values: dict[str, Any], sources: dict[str, str]
+) -> Iterator[WrongSetting]:
+    """Of processes under a supervisor, each of which listens at the port after the one before."""
+    more = values["processes"] - 1
+    listen, advertise, http = values["listen"], values["advertise"], values["http"]
+    for key in ("listen", "advertise"):
+        address: Address | None = values[key]
+        if address is not None and address.port + more > 65_535:
+            yield WrongSetting(
+                _source_of(sources, key, "processes"),
+                f"{values['processes']} processes from {address} on need ports up to "
+                f"{address.port + more}, and there are 65535",
+            )
+    if listen.near != listen and advertise is None:
+        yield WrongSetting(
+            sources["listen"],
+            f"{listen} is no address that clients could be told for the other processes: give "
+            "advertise",
+        )
+    if advertise is not None and listen.port == 0:
+        yield WrongSetting(
+            _source_of(sources, "listen", "advertise"),
+            "with advertise and several processes the port of listen must be given: the ports that "
+            "clients are told follow each other",
+        )
+    if http is not None and listen.port and listen.port <= http.port <= listen.port + more:
+        yield WrongSetting(
+            _source_of(sources, "http", "processes", "listen"),
+            f"{values['processes']} processes listen at the ports {listen.port} to "
+            f"{listen.port + more}, and http is {http}: choose another port for one of them",
         )
 
 

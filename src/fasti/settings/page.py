@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fasti.settings.declared import SETTINGS, Setting
 from fasti.settings.load import ServeSettings
-from fasti.settings.values import Switch, WholeNumber
+from fasti.settings.values import Listen, Switch, WholeNumber
 
 
 def as_toml(settings: ServeSettings) -> str:
@@ -37,6 +37,20 @@ def _literal(setting: Setting, value: Any) -> str:
         return text
     # What JSON escapes, TOML's basic strings escape alike.
     return json.dumps(text, ensure_ascii=False)
+
+
+def as_flags(values: Mapping[str, Any]) -> list[str]:
+    """The values, by key, as flags of `fasti serve`; those that are the default are left out."""
+    flags: list[str] = []
+    for setting in SETTINGS:
+        value = values[setting.key]
+        if value == setting.default:
+            continue
+        if isinstance(setting.kind, Switch):
+            flags += [setting.flag if value else f"--no-{setting.flag[2:]}"]
+        elif value is not None or isinstance(setting.kind, Listen):
+            flags += [setting.flag, setting.kind.show(value)]
+    return flags
 
 
 def as_table(settings: Sequence[Setting]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fasti.client.log import LogPartition
 from fasti.spark.places import LOG, Offsets, log_place, of_log
+from fasti.spark.shards import describe_log
 from fasti.spark.streams import OffsetStream
 from fasti.spark.tickets import Task
 
@@ -20,16 +21,11 @@ class LogStream(OffsetStream):
     """The rows of a log. Offsets are `{"log": "0.9f3c…:4", "0": 12, "1": 7}`."""
 
     def _describe(self) -> tuple[str, dict[str, LogPartition]]:
-        header = self._call("log", {"topic": self._options["topic"]})
-        partitions = {
-            str(partition["partition"]): LogPartition.of_reply(partition)
-            for partition in header["partitions"]
-        }
-        self._latest = {
-            LOG: header["identity"],
-            **{n: partition.end for n, partition in partitions.items()},
-        }
-        return header["identity"], partitions
+        identity, partitions = describe_log(
+            self._client.transport, self._options["topic"], self._options["timeout"]
+        )
+        self._latest = {LOG: identity, **{n: part.end for n, part in partitions.items()}}
+        return identity, partitions
 
     def _starting(self) -> Offsets:
         identity, _ = self._describe()

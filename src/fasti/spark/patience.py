@@ -45,9 +45,12 @@ def _pause(error: FastiError, pauses: Pauses, until: float) -> None:
 
 
 def rows_of(
-    client_of: Callable[[], Client], ticket: Ticket, timeout_s: float = TIMEOUT_S
+    client_of: Callable[[], Client],
+    ticket: Ticket,
+    timeout_s: float = TIMEOUT_S,
+    shard: int = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a ticket, over lost connections: none is missing and none comes twice.
+    """The batches of a ticket of a shard, over lost connections: none is missing and none comes twice.
 
     Only what can be named can be gone on with: changes by their positions, rows of one partition of
     a log by their offsets. Other reads are begun again as long as nothing has come of them.
@@ -57,7 +60,7 @@ def rows_of(
     left: Ticket | None = ticket
     while left is not None:
         try:
-            for batch in client_of().transport.read(dict(left)):
+            for batch in client_of().transport.shard(shard).read(dict(left)):
                 if batch.num_rows and left is not None:
                     left = _behind(left, batch)
                 yield batch

@@ -1,6 +1,6 @@
 """Where reads begin and end: from the options' words to offsets that Spark can keep.
 
-Offsets are JSON: of the change feed `{"0.9f3c…": 97}`, the position in each shard; of a log
+Offsets are JSON: of the change feed `{"0.9f3c…": 97}`, the position in the feed of each shard; of a log
 `{"0": 12, "1": 7}`, the next row of each partition. Those that Spark keeps of a log also say which
 one it is (`"log": "0.9f3c…:4"`): one that was made again under the same name is another.
 """
@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fasti.client.changes import Position, feed_bounds
+from fasti.client.changes import feed_bounds
 from fasti.client.client import Client
 from fasti.client.durations import moment_us
 from fasti.client.log import LogPartition
+from fasti.client.position import Position, by_shard
 from fasti.errors import InvalidArgument
 from fasti.protocol.feed_name import is_nameless
 from fasti.spark.options import Options
+from fasti.spark.shards import describe_log, feeds_at, offsets_at
 
 Offsets = dict[str, Any]
 # Which log the offsets are of, beside its partitions.
@@ -27,21 +29,21 @@ def feed_place(client: Client, options: Options, which: str) -> Offsets:
     """`startingOffsets` or `endingOffsets` of the change feed."""
     by_time = which.replace("Offsets", "Timestamp")
     if options.given(by_time):
-        at_us = moment_us(options[by_time], by_time)
-        header, _ = client.transport.call("feed", {"time_us": at_us})
-        return {header["shard"]: int(header["position"])}
+        return dict(feeds_at(client.transport, moment_us(options[by_time], by_time)))
     value = options[which]
     bounds = feed_bounds(client.transport)
     if value == "earliest":
         return as_offsets(bounds.first)
     if value == "latest":
         return as_offsets(bounds.last)
-    # Of another shard: the broker answers that it is gone.
-    if len(value) != 1 or not is_offset(*value.values()):
+    # In another life of a shard's journal: the broker answers that it is gone.
+    count = client.transport.shard_count
+    if len(value) != count or not all(map(is_offset, value.values())):
+        example = json.dumps(dict.fromkeys(bounds.last.frames, 5))
         raise InvalidArgument(
-            f'{which} of this change feed is {{"{bounds.last.shard}": 5}}, not {json.dumps(value)}',
-            field=which,
+            f"{which} of this change feed is {example}, not {json.dumps(value)}", field=which
         )
+    by_shard(value, count, which)
     return dict(value)
 
 
@@ -52,24 +54,23 @@ def is_offset(value: Any) -> bool:
 
 def as_offsets(position: Position) -> Offsets:
     """A position as JSON."""
-    return {position.shard: position.frame}
+    return dict(position.frames)
 
 
 def position_of(offsets: Offsets) -> Position:
-    """The position that JSON stands for. A broker has one shard.
+    """The position that JSON stands for, in the feed of each shard.
 
     Raises `invalid_argument` for offsets of another view, which a checkpoint may have.
     """
-    if len(offsets) != 1:
+    if not offsets or LOG in offsets:
         raise InvalidArgument(_foreign("changes", offsets), field="checkpointLocation")
-    ((shard, frame),) = offsets.items()
-    if is_nameless(shard):
+    if any(is_nameless(shard) for shard in offsets):
         raise InvalidArgument(
             f"{json.dumps(offsets)} was written by an older version, whose positions did not name "
             "the shard: begin with a new checkpointLocation (startingTimestamp says from when)",
             field="checkpointLocation",
         )
-    return Position(shard, int(frame))
+    return Position.of({shard: int(frame) for shard, frame in offsets.items()})
 
 
 def of_log(offsets: Offsets, topic: str) -> Offsets:
@@ -89,18 +90,16 @@ def _foreign(expected: str, offsets: Offsets) -> str:
 def log_place(client: Client, options: Options, which: str) -> Offsets:
     """`startingOffsets` or `endingOffsets` of a log."""
     topic = options["topic"]
-    partitions = client.log(topic).describe()
     by_time = which.replace("Offsets", "Timestamp")
     if options.given(by_time):
         at_us = moment_us(options[by_time], by_time)
-        header, _ = client.transport.call("offsets", {"topic": topic, "time_us": at_us})
-        return {str(number): int(at) for number, at in header["offsets"].items()}
+        return dict(offsets_at(client.transport, topic, at_us))
+    _, by_number = describe_log(client.transport, topic)
     value = options[which]
     if value == "earliest":
-        return {str(partition.partition): partition.earliest for partition in partitions}
+        return {number: partition.earliest for number, partition in by_number.items()}
     if value == "latest":
-        return {str(partition.partition): partition.end for partition in partitions}
-    by_number = {str(partition.partition): partition for partition in partitions}
+        return {number: partition.end for number, partition in by_number.items()}
     if set(value) != set(by_number):
         raise InvalidArgument(
             f"{which} must name every partition of {topic!r}: {', '.join(by_number)}", field=which

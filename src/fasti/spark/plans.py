@@ -5,15 +5,23 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from fasti.client.changes import Position
 from fasti.client.client import Client
 from fasti.client.durations import moment_us
+from fasti.client.position import Position, by_shard
 from fasti.client.transport import LOCATION
 from fasti.errors import InvalidArgument
 from fasti.spark.filters import Pushed
 from fasti.spark.options import Options
 from fasti.spark.parallelism import cores
 from fasti.spark.places import Offsets, feed_place, log_place, position_of
+from fasti.spark.shards import (
+    even_share,
+    feed_shard,
+    feeds_at,
+    offsets_at,
+    partition_shard,
+    shards_of,
+)
 from fasti.spark.snapshots import SnapshotTask
 from fasti.spark.tickets import Task
 from fasti.spark.views import View
@@ -56,8 +64,9 @@ class Planner:
             "timeout_s": self._options["timeout"],
         }
 
-    def _task(self, ticket: dict[str, Any], **constants: Any) -> Task:
-        return Task(ticket=_plain(ticket), constants=constants, **self._common())
+    def _task(self, number: int, ticket: dict[str, Any], **constants: Any) -> Task:
+        """Of one shard."""
+        return Task(ticket=_plain(ticket), constants=constants, shard=number, **self._common())
 
     def planned(self) -> list[Task]:
         """A batch read, as options and filters bound it. Raises `not_found` and the like."""
@@ -122,15 +131,37 @@ class Planner:
         return self._of_snapshot(fields)
 
     def _of_snapshot(self, fields: dict[str, Any]) -> list[Task]:
-        """Tasks that share a snapshot, which is taken by the first of them."""
+        """Tasks that share a snapshot of their shard, which is taken by the first of them."""
         fields = {**fields, "topic": self._options["topic"], "columns": self._view.wire}
-        call = self._client.transport.call
-        held, _ = call("take_snapshot", {})
+        shards = self._shards_with(fields.get("keys"))
+        plan, splits = uuid.uuid4().hex, even_share(self._splits, shards)
+        return [
+            task
+            for number in shards
+            for task in self._of_shard_snapshot(number, fields, plan, splits)
+        ]
+
+    def _shards_with(self, keys: list[str] | None) -> list[int]:
+        """Those that have something of the topic; if keys are named, something of these."""
+        transport, topic = self._client.transport, self._options["topic"]
+        # The topic may have been made anew since it was read last.
+        transport.forget_layout(topic)
+        shards = shards_of(transport, topic)
+        if keys and len(shards) > 1:
+            layout = transport.layout(topic)
+            return sorted({layout.shard_of_key(key) for key in keys})
+        return shards
+
+    def _of_shard_snapshot(
+        self, number: int, fields: dict[str, Any], plan: str, splits: int
+    ) -> list[Task]:
+        transport = self._client.transport.shard(number)
+        held, _ = transport.call("take_snapshot", {})
         try:
-            place = {"snapshot": held["snapshot"], "splits": self._splits}
-            tickets = self._client.transport.plan({**fields, **place})
+            place = {"snapshot": held["snapshot"], "splits": splits}
+            tickets = transport.plan({**fields, **place})
         finally:
-            call("drop_snapshot", {"snapshot": held["snapshot"]})
+            transport.call("drop_snapshot", {"snapshot": held["snapshot"]})
         nonempty = []
         for ticket in tickets:
             ids = self._ids(ticket["after_id"], ticket["until_id"])
@@ -139,7 +170,8 @@ class Planner:
         keep_us = self._options["snapshotTimeout"]
         common = {
             **self._common(),
-            "plan": uuid.uuid4().hex,
+            "shard": number,
+            "plan": plan,
             "life": held["life"],
             "keep_us": keep_us or _KEEP_US,
             "linger_us": keep_us or _LINGER_US,
@@ -166,17 +198,37 @@ class Planner:
         return max(0, first - 1), None if end >= _MOST else max(end, 0)
 
     def changes(self, start: Offsets, end: Offsets) -> list[Task]:
-        """What happened between two positions."""
-        begin, last = position_of(start), position_of(end)
-        if begin.shard == last.shard and begin.frame >= last.frame:
-            return []
-        fields = {**self._changes(begin, last), "splits": self._splits}
-        tickets = self._client.transport.plan(fields)
-        return [self._task(ticket, shard=begin.shard) for ticket in tickets]
+        """What happened between two positions, in the feed of each shard."""
+        return self.changes_of(self._spans(start, end))
+
+    def _spans(self, start: Offsets, end: Offsets) -> list[tuple[Position, Position]]:
+        """Of each shard, where it begins and ends. Raises `invalid_argument` if one is not named."""
+        count = self._client.transport.shard_count
+        begins = by_shard(position_of(start).frames, count, "startingOffsets")
+        ends = by_shard(position_of(end).frames, count, "endingOffsets")
+        return list(zip(begins, ends, strict=True))
+
+    def changes_of(self, spans: list[tuple[Position, Position]]) -> list[Task]:
+        """What happened between two places of each of some feeds."""
+        # In another life of the journal: the broker answers that it is gone.
+        spans = [
+            (begin, last)
+            for begin, last in spans
+            if begin.shard != last.shard or begin.frame < last.frame
+        ]
+        splits = even_share(self._splits, spans)
+        tasks = []
+        for begin, last in spans:
+            number = feed_shard(self._client.transport, begin.shard)
+            fields = {**self._changes(begin, last), "splits": splits}
+            tickets = self._client.transport.shard(number).plan(fields)
+            tasks += [self._task(number, ticket, shard=begin.shard) for ticket in tickets]
+        return tasks
 
     def change_task(self, begin: Position, end: Position) -> Task:
-        """All of what happened between two positions, in one task, without asking the broker."""
-        return self._task(self._changes(begin, end), shard=begin.shard)
+        """All of what happened between two positions of a feed, in one task, without asking the broker."""
+        number = feed_shard(self._client.transport, begin.shard)
+        return self._task(number, self._changes(begin, end), shard=begin.shard)
 
     def _changes(self, begin: Position, end: Position) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -220,7 +272,8 @@ class Planner:
             "end_offset": end,
             "columns": self._view.wire,
         }
-        return self._task(ticket)
+        number = partition_shard(self._client.transport, ticket["topic"], partition)
+        return self._task(number, ticket)
 
     def _between_options(self) -> list[Task]:
         """Of changes or a log."""
@@ -231,26 +284,27 @@ class Planner:
         return self.log(*self._clipped(start, end))
 
     def _filtered_changes(self) -> list[Task]:
-        start = position_of(feed_place(self._client, self._options, "startingOffsets"))
-        end = position_of(feed_place(self._client, self._options, "endingOffsets"))
-        if start.shard == end.shard and start.frame > end.frame:
-            raise InvalidArgument(
-                f"startingOffsets lies behind endingOffsets: {start.frame} and {end.frame}",
-                field="startingOffsets",
-            )
-        first, last = self._filters.clip("position", start.frame + 1, end.frame + 1)
+        start = feed_place(self._client, self._options, "startingOffsets")
+        end = feed_place(self._client, self._options, "endingOffsets")
+        spans = self._spans(start, end)
         since, before = self._filters.low("at"), self._filters.high("at")
-        if since is not None:
-            first = max(first, self._frame_at(since) + 1)
-        if before is not None:
-            last = min(last, self._frame_at(before) + 1)
-        if last <= first and start.shard == end.shard:
-            return []
-        return self.changes({start.shard: first - 1}, {end.shard: last - 1})
-
-    def _frame_at(self, time_us: int) -> int:
-        header, _ = self._client.transport.call("feed", {"time_us": max(0, time_us)})
-        return int(header["position"])
+        transport = self._client.transport
+        begins = feeds_at(transport, since) if since is not None else {}
+        ends = feeds_at(transport, before) if before is not None else {}
+        for number, (begin, last) in enumerate(spans):
+            if begin.shard != last.shard:
+                continue
+            if begin.frame > last.frame:
+                raise InvalidArgument(
+                    f"startingOffsets lies behind endingOffsets: {begin.frame} and {last.frame}",
+                    field="startingOffsets",
+                )
+            feed = begin.shard
+            first, stop = self._filters.clip("position", begin.frame + 1, last.frame + 1)
+            first = max(first, begins.get(feed, first - 1) + 1)
+            stop = min(stop, ends.get(feed, stop - 1) + 1)
+            spans[number] = Position(feed, first - 1), Position(feed, stop - 1)
+        return self.changes_of(spans)
 
     def _clipped(self, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
         """Offsets as far as filters leave them."""
@@ -268,9 +322,7 @@ class Planner:
         return first, last
 
     def _offsets_at(self, time_us: int) -> dict[str, int]:
-        fields = {"topic": self._options["topic"], "time_us": max(0, time_us)}
-        header, _ = self._client.transport.call("offsets", fields)
-        return {number: int(at) for number, at in header["offsets"].items()}
+        return offsets_at(self._client.transport, self._options["topic"], max(0, time_us))
 
 
 def _plain(ticket: dict[str, Any]) -> dict[str, Any]:

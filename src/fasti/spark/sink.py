@@ -154,7 +154,8 @@ class Stages:
         for writer in self._open.values():
             writer.abort()
         with suppress(FastiError):
-            self._write.sink(self._sink_id).drop([stage.name for stage in self._open.values()])
+            names = [writer.stage_name for writer in self._open.values()]
+            self._write.sink(self._sink_id).drop(names)
 
 
 def _task() -> TaskContext:

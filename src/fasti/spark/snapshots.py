@@ -4,6 +4,9 @@ Spark plans a DataFrame once and runs it as often as it is used, so a snapshot t
 was planned would be an old one, or gone. And nothing tells the source that a query begins or ends.
 So the tasks agree on a name: that of the plan, and the number of the query, which Spark gives to all
 of its tasks and to those that are tried again. The first takes the snapshot, the others find it.
+
+Where a broker has several shards each has a snapshot of its own: the rows of a shard are of one moment,
+and those of different shards of moments that lie close together.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class SnapshotTask(Task):
         """All rows of the ticket. Raises `gone` if the snapshot is."""
         name, again = _query(self.plan)
         snapshot = patiently(lambda: self._snapshot(self.client(), name, again), self.timeout_s)
-        _check_same(name, snapshot["position"])
+        _check_same(f"{name}/{self.shard}", snapshot["position"])
         place = {
             "snapshot": snapshot["snapshot"],
             "position": snapshot["position"],
@@ -66,7 +69,7 @@ class SnapshotTask(Task):
             fields["life"] = self.life
         try:
             # From the broker that is read: a snapshot is its own.
-            transport = client.transport.at(self.ticket.get(LOCATION))
+            transport = client.transport.shard(self.shard).at(self.ticket.get(LOCATION))
             reply, _ = transport.call("take_snapshot", fields)
         except Gone as error:
             raise _explained(error) from None

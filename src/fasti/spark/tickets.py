@@ -32,6 +32,8 @@ class Task:
     columns: tuple[str, ...]
     constants: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
+    # The shard that has the rows.
+    shard: int = 0
 
     def client(self) -> Client:
         """To the broker, in this process."""
@@ -42,7 +44,7 @@ class Task:
 
     def _read(self, ticket: dict[str, Any], constants: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         view = View(self.view, self.columns)
-        for batch in _joined(rows_of(self.client, ticket, self.timeout_s)):
+        for batch in _joined(rows_of(self.client, ticket, self.timeout_s, self.shard)):
             yield view.made_of(batch, **constants)
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 
+from fasti.errors import InvalidArgument
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files, LocalFiles, homes
 from fasti.storage.files.blocks import FileBlocks
@@ -17,6 +19,7 @@ from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.files.rebase import finish, refuse_unfinished
 from fasti.storage.files.safe_open import tighten
 from fasti.storage.manifest import Manifest
+from fasti.storage.shard_folders import ShardFolders, check_one_shard, open_folders, read_folders
 from fasti.storage.tools.restore import begin_life
 
 _log = logging.getLogger("fasti.storage")
@@ -27,8 +30,14 @@ def directory_storage(path: str | os.PathLike[str], clone: bool = False) -> File
     that is wanted.
 
     Raises `PermissionDenied`, `StorageFull` or `StorageFailed` if it can't be made or looked at; with
-    `clone` also `DataDirLocked` beside a broker, and what opening it would.
+    `clone` also `DataDirLocked` beside a broker, and what opening it would; `InvalidArgument` if it
+    has several shards.
     """
+    check_one_shard(path, "this")
+    return _storage(path, clone)
+
+
+def _storage(path: str | os.PathLike[str], clone: bool) -> FileStorage:
     files = LocalFiles(path)
     warning = tighten(Path(path))
     if warning is not None:
@@ -38,6 +47,34 @@ def directory_storage(path: str | os.PathLike[str], clone: bool = False) -> File
         if shard is not None:
             _log.warning("%s is a directory of its own now: shard %s", path, shard)
     return FileStorage(files)
+
+
+def shard_storages(
+    path: str | os.PathLike[str],
+    shards: int | None = None,
+    numbers: Collection[int] | None = None,
+    clone: bool = False,
+) -> tuple[ShardFolders, dict[int, FileStorage]]:
+    """The storages of a directory's shards, or of those with these numbers, for a process that has them.
+
+    Raises what `open_folders` and `directory_storage` do.
+    """
+    if clone and read_folders(path).shards > 1:
+        raise InvalidArgument(
+            f"{path} has several shards: a copy of it gets a name of its own by `fasti restore`, not by "
+            "clone",
+            field="clone",
+        )
+    folders = open_folders(path, shards)
+    chosen = range(folders.shards) if numbers is None else sorted(numbers)
+    for number in chosen:
+        if not 0 <= number < folders.shards:
+            raise InvalidArgument(
+                f"there is no shard {number}: {path} has {folders.shards}", field="shard_number"
+            )
+    if folders.shards == 1:
+        return folders, {0: directory_storage(path, clone)}
+    return folders, {number: _storage(folders.folder(number), False) for number in chosen}
 
 
 def passing_storage() -> FileStorage:

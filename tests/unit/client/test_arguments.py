@@ -48,7 +48,7 @@ def test_every_setting_of_a_topic_can_be_given() -> None:
 
 
 def test_every_option_of_connect_can_be_given() -> None:
-    shard = {each.name for each in fields(ShardSettings)} | {"settings", "clone"}
+    shard = {each.name for each in fields(ShardSettings)} | {"settings", "clone", "shards"}
     assert set(EmbeddedOptions.__annotations__) == shard
     named = set(inspect.signature(connect).parameters) - {"address", "on_failure", "embedded"}
     assert set(ConnectOptions.__annotations__) == named | shard

@@ -115,7 +115,7 @@ def test_a_task_that_is_tried_again_after_a_restart_gets_no_other_moment(
         rows(elsewhere, Context("1", attempt=1), monkeypatch)
     # A process that has read from the snapshot notices another one by its position.
     rows(task, Context("2"), monkeypatch)
-    snapshots._seen[f"{task.plan}/2"] -= 1
+    snapshots._seen[f"{task.plan}/2/0"] -= 1
     with pytest.raises(Gone):
         rows(task, Context("2"), monkeypatch)
 

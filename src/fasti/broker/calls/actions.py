@@ -22,6 +22,7 @@ from fasti.broker.calls import (
 )
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
+from fasti.broker.calls.catalogue_calls import of_catalogue
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
 from fasti.broker.calls.requests import (
     Action,
@@ -58,13 +59,14 @@ if TYPE_CHECKING:
 def _hello(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    return {
+    told = {
         "server": version("fasti"),
         "protocol": VERSION,
         **service.clock.told(),
         "limits": asdict(service.limits),
         "shard": str(service.placement.catalogue.feed_name),
-    }, []
+    }
+    return told if service.host is None else {**told, **service.host.hello()}, []
 
 
 def _clock(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -84,7 +86,8 @@ def _accept_clock(service: Service, caller: Caller, header: Header, parts: Parts
     requests.checked(header)
     none(parts)
     changed = service.clock.accept()
-    for shard in service.placement.shards():
+    host = service.host
+    for shard in service.placement.shards() if host is None else host.all_shards():
         shard.record_clock()
         # What is due by it is due now.
         shard.wake()
@@ -100,6 +103,8 @@ def _health(service: Service, caller: Caller, header: Header, parts: Parts) -> A
 def _metrics(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
+    if service.host is not None:
+        return {"text": service.host.metrics_text()}, []
     return {"text": "".join(map(service.metrics.text, service.placement.shards()))}, []
 
 
@@ -382,9 +387,9 @@ ACTIONS: dict[str, Action] = {
     "checkpoint": _checkpoint,
     "scrub": _scrub,
     "scrub_status": _scrub_status,
-    "create_topic": _create_topic,
-    "change_topic": _change_topic,
-    "delete_topic": _delete_topic,
+    "create_topic": of_catalogue(_create_topic),
+    "change_topic": of_catalogue(_change_topic),
+    "delete_topic": of_catalogue(_delete_topic),
     "topic": _topic,
     "topics": _topics,
     "get": Quick(_get),

@@ -8,6 +8,7 @@ are `Quick` may be called here, and all else about them (checks, shares, metrics
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -23,6 +24,8 @@ from fasti.protocol.problems import error_to_json
 if TYPE_CHECKING:
     from fasti.broker.service import Service
 
+# Which service a request is for: by its action and its header.
+Route = Callable[[str, Header], "Service"]
 # All that travels is metadata.
 SCHEMA = pa.schema([])
 QUICK = sorted(name for name, action in ACTIONS.items() if isinstance(action, Quick))
@@ -35,9 +38,11 @@ class CallStream:
     call = "calls"
     greeting = _GREETING
 
-    def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
+    def __init__(
+        self, service: Service, caller: Caller, descriptor: Header, route: Route | None = None
+    ) -> None:
         requests.checked(descriptor)
-        self._service, self._caller = service, caller
+        self._service, self._caller, self._route = service, caller, route
 
     def answer(self, body: pa.Buffer | None) -> bytes:
         """The answer to a request, which may be its error."""
@@ -48,6 +53,7 @@ class CallStream:
             action = header.pop("action", None)
             if not isinstance(ACTIONS.get(action) if type(action) is str else None, Quick):
                 raise InvalidArgument(f"{action!r} can't be called on a stream", field="action")
-            return pack(*self._service.call(self._caller, action, header, parts))
+            service = self._service if self._route is None else self._route(action, header)
+            return pack(*service.call(self._caller, action, header, parts))
         except FastiError as error:
             return pack({"error": error_to_json(error)})

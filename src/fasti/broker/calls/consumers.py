@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
+from fasti.broker.calls.catalogue_calls import of_catalogue
 from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, check_own, none, one
 from fasti.core import commands as co
 from fasti.core.delivery.consumers import ConsumerRow
@@ -92,7 +93,7 @@ def _pause(paused: bool) -> Action:
 ACTIONS: dict[str, Action] = {
     "consumers": _consumers,
     "release_leases": _release_leases,
-    "pause_topic": _pause(True),
-    "resume_topic": _pause(False),
+    "pause_topic": of_catalogue(_pause(True)),
+    "resume_topic": of_catalogue(_pause(False)),
 }
 TRANSACTION_PARTS: dict[str, PartOf] = {}

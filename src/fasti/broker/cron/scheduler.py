@@ -69,7 +69,7 @@ class Scheduler:
         self._changed = True
         # The tick before which nothing is tried again.
         self._retry_at = 0
-        self._poller = Poller(shard.threads, "fasti-cron", self.poll)
+        self._poller = Poller(shard.threads, shard.label("fasti-cron"), self.poll)
         self._recoveries = -1
         self._engine = shard.engine
         self._topics: dict[int, _Topic] = {}

@@ -119,18 +119,24 @@ _LEFT_OUT = (
 def write(metrics: Metrics, shard: Shard) -> str:
     """One scrape."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_BrokerCollector(metrics, shard))
+    registry.register(BrokerCollector(metrics, shard))
     ProcessCollector(registry=registry)
-    # One at a time: a hundred scrapes at once take the memory of one page.
+    return one_scrape(metrics, lambda: generate_latest(registry).decode())
+
+
+def one_scrape(metrics: Metrics, scrape: Callable[[], str]) -> str:
+    """One at a time: a hundred scrapes at once take the memory of one page. Raises `overloaded`."""
     if not metrics.scraping.acquire(timeout=_SCRAPE_WAIT_S):
         raise Overloaded("other scrapes are under way", retry_after_us=SECOND_US)
     try:
-        return generate_latest(registry).decode()
+        return scrape()
     finally:
         metrics.scraping.release()
 
 
-class _BrokerCollector(Collector):
+class BrokerCollector(Collector):
+    """What a page tells of one shard and its service."""
+
     def __init__(self, metrics: Metrics, shard: Shard) -> None:
         self._metrics, self._shard = metrics, shard
 
@@ -145,9 +151,14 @@ class _BrokerCollector(Collector):
         yield from _one(_LEFT_OUT, bound.left_out)
         self._metrics.notice.note(bound.left_out, series_max)
 
+    @staticmethod
+    def build() -> Iterator[Metric]:
+        """The version that runs."""
+        yield InfoMetricFamily("fasti_build", "The running version.", {"version": version("fasti")})
+
     def _all(self, scrape: Scrape) -> Iterator[Metric]:
         metrics, shard = self._metrics, self._shard
-        yield InfoMetricFamily("fasti_build", "The running version.", {"version": version("fasti")})
+        yield from self.build()
         before = metrics.named()
         counted: list[tuple[TopicView, Counts]] = []
         try:
@@ -162,10 +173,10 @@ class _BrokerCollector(Collector):
             metrics.forget(before - here)
             named = metrics.name(sorted(here))
             yield from _topics(counted, metrics.consumers(), named, shard.clock.now_us())
-        yield from _service(metrics)
+        yield from service_families(metrics)
         if metrics.shares is not None:
             yield from share_metrics.collect(metrics.shares)
-        yield from _shard(shard)
+        yield from shard_families(shard)
         yield from damage.collect(shard)
         # Each of them would wait for the shard in vain, and the scrape for all of them.
         if scrape.answers:
@@ -231,7 +242,8 @@ def _series(topic: str, named: set[str]) -> str:
     return name if name in named else OTHER
 
 
-def _service(metrics: Metrics) -> Families:
+def service_families(metrics: Metrics) -> Families:
+    """What a service counted."""
     families = Families(_OF_THE_SERVICE)
     for topic, counts in metrics.topics().items():
         for op, by_status in sorted(counts.mutated.items()):
@@ -256,7 +268,8 @@ def _service(metrics: Metrics) -> Families:
     return families
 
 
-def _shard(shard: Shard) -> Families:
+def shard_families(shard: Shard) -> Families:
+    """What a shard tells by itself."""
     families = Families(_OF_THE_SHARD)
     _add_clock(families, shard.clock)
     _add_writing(families, shard)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
+from fasti.broker.calls.catalogue_calls import of_catalogue
 from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
 
@@ -38,5 +39,9 @@ def _bindings(service: Service, caller: Caller, header: Header, parts: Parts) ->
     return {"bindings": told}, []
 
 
-ACTIONS: dict[str, Action] = {"bind": _bind, "unbind": _unbind, "bindings": _bindings}
+ACTIONS: dict[str, Action] = {
+    "bind": of_catalogue(_bind),
+    "unbind": of_catalogue(_unbind),
+    "bindings": _bindings,
+}
 TRANSACTION_PARTS: dict[str, PartOf] = {}

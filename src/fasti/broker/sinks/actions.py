@@ -32,7 +32,13 @@ _ON_CONFLICT = ("fail", "skip")
 def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(
-        header, sink=str, batch=int, operation="produce", on_conflict="fail", stages=list
+        header,
+        sink=str,
+        batch=int,
+        operation="produce",
+        on_conflict="fail",
+        stages=list,
+        dry_run=False,
     )
     check_sink(service, fields["sink"])
     if fields["batch"] < 0:
@@ -47,12 +53,13 @@ def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> 
     until = service.runtime.monotonic() + _ANSWER_S
     try:
         with service.shares.sinks.making(caller, fields["sink"]):
-            answer = _decided(service, PublishBatch(*place, skip), until)
+            command = PublishBatch(*place, skip, dry_run=fields["dry_run"])
+            answer = _decided(service, command, until)
     except OutcomeUnknown:
         # If it was decided after all, it is carried out.
         service.carrier.begin()
         raise
-    if not answer.done:
+    if not answer.done and not fields["dry_run"]:
         service.carrier.begin()
         answer = _finished(service, fields["sink"], answer, until)
     ok = answer.outcomes.get("ok", 0)

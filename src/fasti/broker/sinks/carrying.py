@@ -45,7 +45,7 @@ class Carrier:
         self._stopping = False
         self._changes = 0
         self._pause_s = _PAUSE_S
-        self._poller = Poller(service.threads, "fasti-sinks", self.poll)
+        self._poller = Poller(service.threads, self._shard.label("fasti-sinks"), self.poll)
         self._is_started = False
 
     # Any thread

@@ -79,6 +79,7 @@ class ConsumerMachine:
         draw: Callable[[], float],
         on_network: bool,
         linger: bool = True,
+        credit: Credit | None = None,
     ) -> None:
         self._topic, self._linger, self._on_network = topic, linger, on_network
         self._time_limit_us = time_limit_us
@@ -87,10 +88,10 @@ class ConsumerMachine:
         self._speak_every_s = limits.session_silence_us / _WRITES_PER_SILENCE / 1_000_000
         self._speak_at = math.inf
         self.settings = TopicSettings()
-        self.credit = Credit(prefetch, limits.credit_max)
+        self.credit = credit or Credit(prefetch, limits.credit_max)
         self.holding = Holding(self._ran_out, self._release)
         self.custody = Custody()
-        self.gathering = Gathering(self.credit.window.size)
+        self.gathering = Gathering(self.credit.share)
         # There is something for `poll`; something was answered, or the end came.
         self.work = self.answered = False
         # Connections are numbered, and the broker is given the number with the consumer's `life`: one
@@ -161,7 +162,7 @@ class ConsumerMachine:
             window.want_batches(rows)
         else:
             window.want(rows)
-        self.gathering.fit(window.size)
+        self.gathering.fit(self.credit.share)
         self.work = True
 
     def urge(self) -> None:
@@ -221,11 +222,16 @@ class ConsumerMachine:
         self._requests.add(Return("release", None, [(run, rows)], quiet=True))
         self.work = True
 
-    def _release_unstarted(self, run: Run) -> None:
-        rows = run.unfinished(run.next, run.rows)
-        run.rows = run.next
+    def _release_unstarted(self, run: Run, count: int | None = None) -> None:
+        """Its last `count` rows that user code has not begun; without it, all."""
+        begin = run.next if count is None else max(run.next, run.rows - count)
+        rows = run.unfinished(begin, run.rows)
+        run.rows = begin
         if len(rows):
             self._release(run, rows)
+            if count is not None:
+                # Their places are free.
+                self.custody.leave(run, rows)
 
     def _ran_out(self) -> None:
         """Nothing is left here. Acks bring credit; with enough of it they may wait."""
@@ -314,16 +320,19 @@ class ConsumerMachine:
         if self.holding.takers and not unsent and not self.holding.holds_any:
             # A taker waits although all that came is in hand: so there are more hands.
             self.credit.reach(self.custody.unfinished)
-            self.gathering.fit(self.credit.window.size)
+            self.gathering.fit(self.credit.share)
         if now.s < self._retry_at:
             return min(wait_s, self._retry_at - now.s)
         if self._requests.waiting and self._requests.has_room:
             return 0.0
         if self._requests.idle:
-            if self.gathering.due(now.s, self.closing) or self._wanted_credit() > 0:
+            if self.gathering.due(now.s, self.closing):
+                return 0.0
+            if self.takes and self.credit.wanted(self.custody.unfinished, now.s) > 0:
                 return 0.0
             if self.gathering.runs:
-                return min(wait_s, self.gathering.wait_s(now.s))
+                wait_s = min(wait_s, self.gathering.wait_s(now.s))
+            return min(wait_s, self.credit.look_at - now.s)
         return wait_s
 
     def _write(self, now: Now) -> Step:
@@ -335,7 +344,7 @@ class ConsumerMachine:
                 returns += self.gathering.take()
         if self._stall_s(now) <= 0:
             returns += self.credit.stall(self.custody)
-            self.gathering.fit(self.credit.window.size)
+            self.gathering.fit(self.credit.share)
         beat = self.known and now.s >= self._beat_at
         if beat:
             self._beat_at = now.s + self.settings.lease_us * _BEAT_S_PER_LEASE_US
@@ -354,8 +363,7 @@ class ConsumerMachine:
         if withdrawal:
             self.credit.withdraw(withdrawal)
         # The credit goes with the first request, if there is one.
-        credit = max(0, self._wanted_credit())
-        self.credit.count += credit
+        credit = self.credit.ask(self.custody.unfinished, now.s) if self.takes else 0
         for request in requests:
             header = {**request.returned.fields(), "request": request.number}
             if credit:
@@ -381,7 +389,7 @@ class ConsumerMachine:
                 self.custody.leave(run, rows)
             if not returned.quiet:
                 self.credit.measure(returned.segments[-1], now.us)
-                self.gathering.fit(self.credit.window.size)
+                self.gathering.fit(self.credit.share)
         return self._requests.begin(returned, now.us)
 
     def _stall_s(self, now: Now) -> float:
@@ -389,9 +397,10 @@ class ConsumerMachine:
             return math.inf
         return self.credit.stall_s(self.holding, now)
 
-    def _wanted_credit(self) -> int:
-        takes = self.known and not self.closing and not self._draining
-        return self.credit.wanted(self.custody.unfinished) if takes else 0
+    @property
+    def takes(self) -> bool:
+        """Whether messages may be asked for."""
+        return self.known and not self.closing and not self._draining
 
     # What the broker writes
 
@@ -417,6 +426,9 @@ class ConsumerMachine:
             if run.rows > 1 or not first:
                 self.work = True
         self.holding.add(run)
+        if self.credit.shared and (surplus := self.credit.surplus()):
+            # By credit that stood at a shard while those of others took the places.
+            self._release_unstarted(run, surplus)
 
     def receive(self, header: Header, now: Now) -> tuple[Return, FastiError | None] | None:
         """A reply came. If it settles a return, that, and the error that refused it."""

@@ -117,9 +117,17 @@ _CREDIT_MAX = 1 << 20
 class Credit:
     """Of one session. `count` is how many messages the broker may still send."""
 
-    def __init__(self, prefetch: int | None, count_max: int = _CREDIT_MAX) -> None:
+    # Whether the window is that of several sessions, see `places.py`.
+    shared = False
+
+    def __init__(
+        self,
+        prefetch: int | None,
+        count_max: int = _CREDIT_MAX,
+        window: Window | None = None,
+    ) -> None:
         self._count_max = min(count_max, _CREDIT_MAX)
-        self.window = Window(prefetch)
+        self.window = window or Window(prefetch)
         self.count = 0
         # How much of it was asked for with requests that have no reply yet.
         self.under_way = 0
@@ -127,19 +135,36 @@ class Credit:
         self._used_up = False
         self._stalled = False
         # Which message has been due for longest without being opened, and since when that is known.
-        self._unopened: tuple[int, int] | None = None
+        self._unopened: tuple[int, ...] | None = None
         self._unopened_at = 0.0
+        # When it may be that more can be asked for although nothing has happened.
+        self.look_at = math.inf
         # It is to be withdrawn; the number of the request that does it, until it is answered.
         self._withdraw = False
         self._withdrawal = 0
 
     # Asking
 
-    def wanted(self, unfinished: int) -> int:
+    @property
+    def share(self) -> int:
+        """How many messages may be here by this session."""
+        return self.window.size
+
+    def wanted(self, unfinished: int, now_s: float) -> int:
         """How many more messages may come, while so many are here."""
         if self._stalled or self._withdrawal:
             return 0
         return min(self.window.size - unfinished, self._count_max) - self.count
+
+    def surplus(self) -> int:
+        """How many of those that have just come have no place: none, where there is one session."""
+        return 0
+
+    def ask(self, unfinished: int, now_s: float) -> int:
+        """So many are asked for now."""
+        credit = max(0, self.wanted(unfinished, now_s))
+        self.count += credit
+        return credit
 
     def spend(self, rows: int) -> None:
         """So many messages came by it."""
@@ -181,7 +206,11 @@ class Credit:
         apart_us = (began_us - run.started[int(rows[0])]) / max(1, len(rows) - 1)
         pace_us = max(apart_us, worked_us / len(rows))
         if self.window.finish(began_us - came_us, worked_us, row_bytes, pace_us):
-            self._withdraw = self.count > 0
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """What was asked for is too much now."""
+        self._withdraw = self.count > 0
 
     def reach(self, unfinished: int) -> None:
         """A taker waits, and nothing waits to be returned: if all is in hand there are more hands."""

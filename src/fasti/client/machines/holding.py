@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fasti.client.machines.now import Now
 from fasti.client.machines.returns import Header, Return
-from fasti.client.machines.run import Run, RunSession
+from fasti.client.machines.run import Int64s, Run, RunSession
 from fasti.errors import FastiError
 from fasti.model import TopicSettings
 
@@ -34,7 +34,8 @@ _NO_WATCH = -1
 class Clock(Protocol):
     """The broker's clock, where it is read once per message."""
 
-    unsure_us: int
+    @property
+    def unsure_us(self) -> int: ...
 
     def now_us(self) -> int: ...
 
@@ -93,6 +94,34 @@ class Holding:
                     return (run.serial, run.next), 0.0
                 wait_s = min(wait_s, left_s)
         return None, wait_s
+
+    def rows_after(self, now_us: int) -> int:
+        """How many of those that are held are not due by then."""
+        count = 0
+        for run in (self._open, *(run for _, _, run in self._heap)):
+            if run is not None:
+                held = run.turn_us[run.next : run.rows]
+                count += len(held) - int(np.searchsorted(held, now_us, side="right"))
+        return count
+
+    def first(self) -> tuple[int, Run] | None:
+        """The turn of the first message in the heap, and its run; None if there is none to be taken."""
+        heap = self._heap
+        while heap and not (self.void or self.ended):
+            turn_us, serial, run = heap[0]
+            if run.next >= run.rows:
+                heapq.heappop(heap)
+                continue
+            first_us = int(run.turn_us[run.next])
+            if first_us == turn_us:
+                return turn_us, run
+            # Some before it went back unopened.
+            heapq.heapreplace(heap, (first_us, serial, run))
+        return None
+
+    def held_turns(self) -> list[Int64s]:
+        """When each message in the heap has its turn; none if nothing may be taken."""
+        return [] if self.void else [run.turn_us[run.next : run.rows] for _, _, run in self._heap]
 
     # What the session does
 
@@ -187,8 +216,8 @@ class Holding:
     def seconds_until_due(self, count: int, now: Now) -> float:
         """How long until `count` of those held are due; infinite if there are not so many."""
         self.collect()
-        held = [run.turn_us[run.next : run.rows] for _, _, run in self._heap]
-        if self.void or sum(map(len, held)) < count:
+        held = self.held_turns()
+        if sum(map(len, held)) < count:
             return float("inf")
         return now.until(int(np.partition(np.concatenate(held), count - 1)[count - 1]))
 
@@ -352,6 +381,11 @@ class Custody:
             self._runs[run] = None
             self.unfinished += run.rows
         return run
+
+    @property
+    def unopened(self) -> int:
+        """How many of them user code was never given."""
+        return sum(len(run.unfinished(run.next, run.rows)) for run in self._runs)
 
     def leave(self, run: Run, rows: Any) -> None:
         """Rows of a run are finished, or gone. Each counts once, however often it is told."""

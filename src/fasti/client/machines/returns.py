@@ -129,6 +129,29 @@ class Return:
     place: int = 0
 
     @property
+    def of_one_session(self) -> bool:
+        """Whether all of its rows came by the same session."""
+        session = self.segments[0][0].session
+        return all(run.session is session for run, _ in self.segments)
+
+    def by_session(self) -> tuple[list[Return], NDArray[np.intp]]:
+        """The same for each session by itself, and which rows of the whole theirs are, one after the
+        other.
+        """
+        parts: dict[int, Return] = {}
+        places: dict[int, list[NDArray[np.intp]]] = {}
+        begin = 0
+        for run, rows in self.segments:
+            name = id(run.session)
+            if name not in parts:
+                parts[name], places[name] = replace(self, segments=[]), []
+            parts[name].segments.append((run, rows))
+            places[name].append(np.arange(begin, begin + len(rows)))
+            begin += len(rows)
+        joined = [piece for pieces in places.values() for piece in pieces]
+        return list(parts.values()), np.concatenate(joined)
+
+    @property
     def renews(self) -> bool:
         """Whether it takes the place of a heartbeat."""
         return self.quiet and self.op == "extend"

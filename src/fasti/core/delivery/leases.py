@@ -42,6 +42,8 @@ _COLUMNS: dict[str, type[np.generic]] = {
 }
 # Nothing is known of the holder; it gave a sign of life; it is known to be silent since.
 UNKNOWN, ALIVE, SILENT = 0, 1, 2
+# Free slots that are written at once.
+_FREE_ROWS = 8_192
 _ROW_BYTES = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
 _DURABLE = ("token", "sequence", "length", "topic", "partition", "consumer", "reason", "since")
 
@@ -75,8 +77,9 @@ class LeaseTable:
         for name, kind in _COLUMNS.items():
             setattr(self, name, np.zeros(capacity + 1, dtype=kind))
         self._seen = np.zeros(capacity + 1, dtype=np.int32)
-        self._free = np.arange(capacity, 0, -1, dtype=np.int64)
-        self._free_count = capacity
+        # A stack, whose bottom is written when it is come to: a shard that is idle takes no memory for it.
+        self._free = np.empty(capacity, dtype=np.int64)
+        self._free_count = self._unwritten = capacity
         self._top = 1
         self.next_token = 1
         self.expiry_bound = NEVER
@@ -114,6 +117,8 @@ class LeaseTable:
         if not count:
             return np.zeros(0, dtype=np.int64)
         self._free_count -= count
+        if self._free_count < self._unwritten:
+            self._write_free()
         slots = self._free[self._free_count : self._free_count + count][::-1].copy()
         self._top = max(self._top, highest(slots) + 1)
         rows = _range_or_slots(slots)
@@ -129,6 +134,13 @@ class LeaseTable:
         last_token = token if isinstance(token, int) else highest(token)
         self.next_token = max(self.next_token, last_token + 1)
         return slots
+
+    def _write_free(self) -> None:
+        """Down to the place that is needed, and some more: as if all had been written in the beginning."""
+        begin = max(0, self._free_count - _FREE_ROWS)
+        places = np.arange(begin, self._unwritten, dtype=np.int64)
+        self._free[begin : self._unwritten] = len(self._free) - places
+        self._unwritten = begin
 
     def close(self, slots: Int64s) -> None:
         """The leases are over; their slots serve again."""

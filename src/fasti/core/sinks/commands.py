@@ -18,7 +18,8 @@ class PublishBatch(Command):
     """A batch has happened, by one event; not above the last one: nothing happens (`SinkAnswer`).
 
     Without `skip` all keys of the batch must be free. The claim of that number has claimed them piece
-    by piece; without one the engine looks at all of them at once.
+    by piece; without one the engine looks at all of them at once. With `dry_run` nothing happens, and
+    what would stand in its way is raised.
     """
 
     sink: str
@@ -27,6 +28,7 @@ class PublishBatch(Command):
     stages: list[str]
     skip: bool = False
     claim: int = 0
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ def publish_batch(work: Work, command: PublishBatch) -> Done:
     state = work.state
     known = state.sinks.all.get(command.sink)
     if known is not None and command.batch <= known.batch:
+        if command.dry_run:
+            return Done(_answer(known, command.batch, repeated=True))
         # Staged again by somebody who didn't know: it will never be published.
         for name, stage in state.sinks.stages_of(command.sink).items():
             if name in command.stages and not stage.published and not stage.dropping:
@@ -61,6 +63,8 @@ def publish_batch(work: Work, command: PublishBatch) -> Done:
     claim = claims.find(state, command.claim)
     stages = _stages(work, command, claim)
     claimed = _claim(work, command, claim, stages)
+    if command.dry_run:
+        return Done(SinkAnswer(command.batch, False, True, {}))
     place = (work.now_us, command.sink, command.batch, command.operation)
     work.emit(SinkPublished(*place, int(command.skip), list(stages), claimed))
     if claim is not None:
@@ -141,7 +145,7 @@ def _claim(
             while claims.go_on(work.state, claim):
                 pass
         finally:
-            if claim.conflicts or not claim.done:
+            if claim.conflicts or not claim.done or command.dry_run:
                 while claims.take_back(work.state, claim):
                     pass
     else:

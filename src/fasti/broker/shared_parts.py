@@ -1,0 +1,35 @@
+"""What the shards of one process have in common: the clock, the threads and their watchdog, and turns.
+
+A shard that is alone has one for itself; a host (host.py) makes one for all its shards.
+"""
+
+from __future__ import annotations
+
+from fasti.broker.clock import EngineClock
+from fasti.broker.one_at_a_time import OneAtATime
+from fasti.broker.threads import Threads
+from fasti.config import ShardSettings
+from fasti.runtime import Runtime, SystemRuntime
+
+
+class SharedParts:
+    """Made before the first shard is opened, stopped behind the last."""
+
+    def __init__(
+        self, settings: ShardSettings, runtime: Runtime | None = None, parks: bool = False
+    ) -> None:
+        """`parks`: there are many shards, and those that have nothing to do have no threads."""
+        self.runtime: Runtime = runtime or SystemRuntime()
+        self.settings = settings
+        self.clock = EngineClock(self.runtime.clock, settings)
+        self.threads = Threads(settings.stall_us / 1e6, self.runtime, parks)
+        # One checkpoint and one scrub at a time: their paces are the disk's.
+        self.checkpoints, self.scrubs = OneAtATime(), OneAtATime()
+
+    def start(self) -> None:
+        """The watchdog begins."""
+        self.threads.start()
+
+    def stop(self) -> None:
+        """When no shard is open any more."""
+        self.threads.stop()

@@ -1,0 +1,150 @@
+"""The processes of a broker: one connection and one clock estimate to each, by its address.
+
+A shard that doesn't answer where it was is asked for at the other processes: any of them tells the map.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from fasti.client import forking
+from fasti.client.shards.shard_map import HostPort, ShardMap, host_text
+from fasti.errors import Closed, FastiError, Moved
+
+if TYPE_CHECKING:
+    from fasti.client.flight_transport import FlightTransport
+
+logger = logging.getLogger("fasti.client")
+
+# A process that is asked for the map answers within this, or the next one is asked.
+_HELLO_S = 2.0
+# The map is asked for so often at most.
+_ASK_EVERY_S = 0.1
+
+
+class Processes:
+    """Of one client. Any thread."""
+
+    def __init__(self, entry: FlightTransport, hello: dict[str, Any]) -> None:
+        self._entry = entry
+        self.map = ShardMap(hello, entry.host)
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        self._asked_at = -_ASK_EVERY_S
+        self._closed = threading.Event()
+        # Those that the map names; others live as long as a stream uses them.
+        self._current: dict[HostPort, FlightTransport] = {}
+        self._alive: weakref.WeakValueDictionary[HostPort, FlightTransport] = (
+            weakref.WeakValueDictionary()
+        )
+        if len(entry.hosts) == 1:
+            self._alive[entry.host] = entry
+        forking.register(self)
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """Taken before the process forks."""
+        return [self._asking, self._lock, *self.map.fork_locks()]
+
+    def _forked(self) -> None:
+        """In a child process: nobody waits here."""
+        closed, self._closed = self._closed.is_set(), threading.Event()
+        if closed:
+            self._closed.set()
+
+    def __str__(self) -> str:
+        return str(self._entry)
+
+    def of(self, shard: int) -> FlightTransport:
+        """The way to the process that has a shard. Raises `closed`."""
+        return self.at(self.map.place(shard).host)
+
+    def one_shard_each(self) -> list[int]:
+        """A shard of each process of the map."""
+        first: dict[HostPort, int] = {}
+        for shard in range(self.map.count):
+            first.setdefault(self.map.place(shard).host, shard)
+        return list(first.values())
+
+    def at(self, host: HostPort) -> FlightTransport:
+        """The way to the process at an address. Raises `closed`."""
+        transport = self._current.get(host)
+        if transport is not None and not self._closed.is_set():
+            return transport
+        with self._lock:
+            if self._closed.is_set():
+                raise Closed("the client is closed")
+            transport = self._alive.get(host)
+            if transport is None:
+                transport = self._alive[host] = self._entry.sibling(host)
+            named = set(self.map.hosts())
+            self._current = {at: way for at, way in self._current.items() if at in named}
+            if host in named:
+                self._current[host] = transport
+            return transport
+
+    def follow(self, shard: int, error: Moved, until: float) -> None:
+        """The process that was asked doesn't have the shard: takes in what it says, or asks others."""
+        if not self.map.take_move(dict(error.details), shard):
+            self.ask(shard, until)
+
+    def ask(self, shard: int, until: float) -> None:
+        """Asks the other processes for the map: a shard doesn't answer where it was.
+
+        Callers that come while one asks wait for its answer, and don't ask again for a moment. Raises
+        nothing but `closed`.
+        """
+        before = self.map.place(shard)
+        if not self._asking.acquire(timeout=max(0.0, until - time.monotonic())):
+            return
+        try:
+            rested = time.monotonic() - self._asked_at >= _ASK_EVERY_S
+            if rested and self.map.place(shard) == before:
+                self._ask_others(shard, until)
+                self._asked_at = time.monotonic()
+        finally:
+            self._asking.release()
+
+    def _ask_others(self, shard: int, until: float) -> None:
+        before = self.map.place(shard)
+        hosts = dict.fromkeys([*self.map.hosts(), *self._entry.hosts])
+        # The one where it was is asked by the next try itself.
+        hosts.pop(before.host, None)
+        for host in hosts:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return
+            try:
+                hello = self.at(host).greet(min(left_s, _HELLO_S))
+                self.map.take(hello, host, doubted=shard)
+            except Closed:
+                raise
+            except FastiError as error:
+                logger.debug("asking %s for the map: %s", host_text(host), error)
+                continue
+            if self.map.place(shard) != before:
+                return
+
+    def greet(self, host: HostPort) -> None:
+        """Hears a process's clock, if it answers soon; its map counts as any."""
+        try:
+            self.map.take(self.at(host).greet(_HELLO_S), host)
+        except FastiError as error:
+            logger.debug("saying hello to %s: %s", host_text(host), error)
+
+    def wait(self, seconds: float) -> None:
+        """A pause between two tries. Raises `closed`."""
+        if self._closed.wait(seconds):
+            raise Closed("the client is closed")
+
+    def close(self) -> None:
+        """Ends everything that is open to any process."""
+        with self._lock:
+            self._closed.set()
+            transports = {id(each): each for each in [*self._alive.values(), self._entry]}
+            self._current = {}
+        for transport in transports.values():
+            transport.close()

@@ -1,0 +1,179 @@
+"""The way to one shard, in whichever process it is.
+
+Every call names the shard. A process that doesn't have it answers `moved`, and has done nothing: the call
+is made again where it is now, within its time. A process that is gone may have come back at another
+address: the others are asked. Streams that end for such a reason end as lost connections do; whoever
+opened them opens them again, and comes to the right place.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from fasti.client.flight_transport import FlightTransport, too_late, versioned
+from fasti.client.repeatable import REPEATABLE
+from fasti.client.shards.clocks import ShardClock
+from fasti.client.shards.processes import Processes
+from fasti.client.transport import LOCATION, Arrived, Ended, Header, OnlyShard, Stream
+from fasti.errors import FastiError, Moved, TimedOut, Unavailable
+from fasti.runtime import Runtime
+
+SHARD_NUMBER = "shard_number"
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
+
+T = TypeVar("T")
+
+
+class ShardTransport(OnlyShard):
+    """One shard of a broker's processes. Any thread may call."""
+
+    on_network = True
+
+    def __init__(self, processes: Processes, number: int) -> None:
+        self.number = number
+        self._processes = processes
+        process = processes.of(number)
+        self.timeout_s = process.timeout_s
+        self.runtime: Runtime = process.runtime
+        self.clock = ShardClock(process.estimate)
+
+    def __str__(self) -> str:
+        return f"shard {self.number} of {self._processes}"
+
+    def _process(self) -> FlightTransport:
+        process = self._processes.of(self.number)
+        self.clock.go_by(process.estimate)
+        return process
+
+    def _named(self, header: Header | None) -> Header:
+        return {**(header or {}), SHARD_NUMBER: self.number}
+
+    # Calls
+
+    def call(
+        self,
+        action: str,
+        header: Header | None = None,
+        parts: Sequence[pa.RecordBatch] = (),
+        timeout: float | None = None,
+    ) -> tuple[Header, list[pa.Table]]:
+        """An action's reply; an error in it is raised, after `timeout` seconds `timed_out`."""
+        body = versioned(self._named(header))
+        until = time.monotonic() + (self.timeout_s if timeout is None else timeout)
+
+        def attempt(process: FlightTransport) -> tuple[Header, list[pa.Table]]:
+            try:
+                return process.attempt(action, body, parts, max(0.001, until - time.monotonic()))
+            except TimedOut as error:
+                raise too_late(process, action, timeout) from error
+
+        return self._follow(attempt, until, action in REPEATABLE)
+
+    def plan(self, descriptor: Header) -> list[Header]:
+        """The tickets of a read. Each names the shard and the address that has the rows."""
+        fields = self._named(descriptor)
+        until = time.monotonic() + self.timeout_s
+        tickets = self._follow(lambda process: process.plan(fields), until, repeat=True)
+        return [{**ticket, SHARD_NUMBER: self.number} for ticket in tickets]
+
+    def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
+        """The batches that a ticket stands for; at least one, maybe empty."""
+        fields = self._named(ticket)
+        # Where the shard is now is known better here than when the plan was made.
+        fields.pop(LOCATION, None)
+        until = time.monotonic() + self.timeout_s
+
+        def begin(process: FlightTransport) -> tuple[pa.RecordBatch, Iterator[pa.RecordBatch]]:
+            batches = process.read(fields)
+            return next(batches), batches
+
+        first, rest = self._follow(begin, until, repeat=False)
+        yield first
+        yield from rest
+
+    def _follow(self, attempt: Callable[[FlightTransport], T], until: float, repeat: bool) -> T:
+        """Tries where the shard is, and again where it went; with `repeat` also after a lost connection."""
+        pause_s, moves = _PAUSE_FIRST_S, 0
+        while True:
+            try:
+                return attempt(self._process())
+            except Moved as error:
+                self._processes.follow(self.number, error, until)
+                moves += 1
+                # The first time the new address is good; who is sent to and fro waits.
+                wait_s = 0.0 if moves == 1 and error.details.get("address") else pause_s
+                if time.monotonic() + wait_s > until:
+                    raise self._lost(error) from error
+            except Unavailable:
+                self._processes.ask(self.number, until)
+                wait_s = pause_s * random.uniform(0.5, 1.0)
+                if not repeat or time.monotonic() + wait_s > until:
+                    raise
+            if wait_s:
+                pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+                self._processes.wait(wait_s)
+
+    def _lost(self, error: FastiError) -> Unavailable:
+        return Unavailable(
+            f"shard {self.number} is moving, and nobody says where it is now: {error.message}",
+            details={"shard": self.number},
+        )
+
+    # Streams
+
+    def produce(
+        self,
+        descriptor: Header,
+        schema: pa.Schema,
+        receipt: Callable[[Header], None],
+        ended: Ended,
+    ) -> Stream:
+        """Opens a stream of batches."""
+        fields, end = self._named(descriptor), self._ending(ended)
+        return self._open(lambda process: process.produce(fields, schema, receipt, end))
+
+    def consume(self, descriptor: Header, arrived: Arrived, ended: Ended) -> Stream:
+        """Opens a session."""
+        fields, end = self._named(descriptor), self._ending(ended)
+        return self._open(lambda process: process.consume(fields, arrived, end))
+
+    def _open(self, attempt: Callable[[FlightTransport], T]) -> T:
+        """Tries once: who opens streams tries again by itself."""
+        until = time.monotonic() + self.timeout_s
+        try:
+            return attempt(self._process())
+        except Moved as error:
+            self._processes.follow(self.number, error, until)
+            raise self._lost(error) from error
+        except Unavailable:
+            self._processes.ask(self.number, until)
+            raise
+
+    def _ending(self, ended: Ended) -> Ended:
+        def end(error: FastiError | None) -> None:
+            if isinstance(error, Moved):
+                # From here on it is a lost connection: to be opened again, at the new place.
+                if not self._processes.map.take_move(dict(error.details), self.number):
+                    error = self._lost(error)
+                else:
+                    error = Unavailable(f"shard {self.number} has moved: {error.message}")
+            ended(error)
+
+        return end
+
+    def at(self, location: str | None) -> ShardTransport:
+        """This one: it knows where the shard is."""
+        return self
+
+    def close(self) -> None:
+        """Nothing: the processes close with the client."""
+
+
+def shard_transports(processes: Processes) -> list[Any]:
+    """One for each shard."""
+    return [ShardTransport(processes, number) for number in range(processes.map.count)]
