@@ -55,7 +55,9 @@ class IdleTopics:
         self._poller.wake()
 
     def _poll(self) -> float | None:
-        ages_us = [topic.settings.idle_age_us for topic in list(self._shard.engine.state.mortal.values())]
+        ages_us = [
+            topic.settings.idle_age_us for topic in list(self._shard.engine.state.mortal.values())
+        ]
         if not ages_us:
             return None
         try:

@@ -60,7 +60,9 @@ def _read_catalogue(service: Service, caller: Caller, header: Header, parts: Par
 def _idle_topics(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     """Topics of the catalogue that nobody uses on this shard, by number."""
     shard = _shard(service, caller, parts)
-    return {"topics": [list(topic) for topic in shard.idle(requests.checked(header, after=0)["after"])]}, []
+    return {
+        "topics": [list(topic) for topic in shard.idle(requests.checked(header, after=0)["after"])]
+    }, []
 
 
 ACTIONS: dict[str, Action] = {

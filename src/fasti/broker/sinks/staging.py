@@ -60,7 +60,9 @@ class StageIntake(Intake):
         self._counts: list[int] = []
         if not self._meant.is_native:
             # Made when it is needed; there already is as good.
-            service.command(co.CreateTopic(PARCELS, TopicSettings()))
+            # On several shards each has its own partition of it.
+            settings = TopicSettings(partitions=self._shard.place.count)
+            service.command(co.CreateTopic(PARCELS, settings, is_own=True))
 
     def _submit(
         self, metadata: Header, content: pa.RecordBatch | bytes, lead: bool

@@ -412,7 +412,8 @@ class Memory:
     """One per engine. `epoch` counts checkpoints; rows remember in which they last changed."""
 
     def __init__(self, budget_bytes: int, leases_max: int, producers_max: int = 100_000) -> None:
-        self.budget_bytes = budget_bytes
+        # What may be used now, and at most: shards of one process lend to each other.
+        self.budget_bytes = self.limit_bytes = budget_bytes
         # How often something was refused for it.
         self.refusals = 0
         self.arena = Arena(budget_bytes)
