@@ -98,6 +98,15 @@ def listing(broker: VirtualBroker, client: fasti.Client) -> Answers:
     yield emails.forecast("1h", start=broker.now, end=broker.now + timedelta(hours=6))
     odd: Any = "odd"
     yield refused(lambda: emails.list(state=odd))
+    held, _ = client.transport.call("take_snapshot", {})
+    emails.cancel(key=KEYS[:30])
+    ticket = {"call": "list", "topic": "emails", "columns": ["key"]}
+    ticket |= {name: held[name] for name in ("snapshot", "position")}
+    yield pa.Table.from_batches(list(client.transport.read(ticket)))
+    tickets = client.transport.plan(ticket)
+    yield sum(batch.num_rows for each in tickets for batch in client.transport.read(each))
+    yield client.transport.call("drop_snapshot", {"snapshot": held["snapshot"]})[0]
+    yield refused(lambda: list(client.transport.read(ticket)))
     yield refused(lambda: emails.list(limit=-1))
     yield refused(lambda: client.messages("nobody").list())
     yield refused(lambda: emails.forecast("1s"))
@@ -242,6 +251,7 @@ def logs(broker: VirtualBroker, client: fasti.Client) -> Answers:
     yield [(part.partition, part.rows) for part in log.truncate("end")]
     yield refused(lambda: client.log("nobody").describe())
     yield refused(lambda: groups.create("x", start=7))
+    yield refused(lambda: groups.reset("audit", to=0))
 
 
 def schedules(broker: VirtualBroker, client: fasti.Client) -> Answers:
