@@ -57,6 +57,8 @@ def capture(state: ShardState) -> Capsule:
         "consumers": _capture_leases(state, columns),
         "directory": state.directory.capture(),
     }
+    if state.catalogue.version:
+        head["catalogue"] = state.catalogue.capture()
     bitmaps = memory.marks.bitmaps()
     columns["marks.block"] = np.array(list(bitmaps), dtype=np.int64)
     columns["marks.bytes"] = np.array([len(b) for b in bitmaps.values()], dtype=np.int64)
@@ -76,6 +78,8 @@ def restore(state: ShardState, capsule: Capsule) -> None:
     memory.reasons.restore(head["reasons"])
     for described in head["topics"]:
         _restore_topic(state, described, columns)
+    if "catalogue" in head:
+        state.catalogue.restore(head["catalogue"])
     state.directory.restore(head["directory"])
     for described in head["stages"]:
         _restore_stage(state, described, columns)
@@ -130,7 +134,7 @@ def _capture_topic(topic: Topic, columns: dict[str, Any]) -> dict[str, Any]:
             "done": int(partition.counts[State.DONE]),
             "cancelled": int(partition.counts[State.CANCELLED]),
         }
-    return {
+    described = {
         "number": topic.number,
         "name": topic.name,
         "settings": topic.settings.to_dict(),
@@ -141,6 +145,9 @@ def _capture_topic(topic: Topic, columns: dict[str, Any]) -> dict[str, Any]:
         "paused": topic.paused,
         "kind": topic.kind.capture(topic, columns),
     }
+    if topic.catalogue_number:
+        described["catalogue"] = [topic.catalogue_number, topic.catalogue_version]
+    return described
 
 
 def _restore_topic(state: ShardState, described: dict[str, Any], columns: dict[str, Any]) -> None:
@@ -151,6 +158,7 @@ def _restore_topic(state: ShardState, described: dict[str, Any], columns: dict[s
     topic.bindings_version = described["bindings_version"]
     topic.active_us = described["active_us"]
     topic.paused = described["paused"]
+    topic.catalogue_number, topic.catalogue_version = described.get("catalogue", (0, 0))
     for number, values in enumerate(described["partitions"]):
         if values != _NO_ROWS:
             _restore_partition(topic.partitions[number], values, columns)

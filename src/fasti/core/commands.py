@@ -45,10 +45,14 @@ class When:
 
 @dataclass(slots=True)
 class CreateTopic(Command):
-    """Makes a topic. Again with equal settings: fine; with others: `topic_mismatch`."""
+    """Makes a topic. Again with equal settings: fine; with others: `topic_mismatch`.
+
+    With `is_own` a shard of several makes it for itself: it is no part of the catalogue.
+    """
 
     name: str
     settings: TopicSettings = field(default_factory=TopicSettings)
+    is_own: bool = False
 
 
 @dataclass(slots=True)

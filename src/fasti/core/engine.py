@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from fasti.core import checkpoint, commands, queries
 from fasti.core import events as ev
 from fasti.core.agenda import FOREVER
 from fasti.core.calendar.slices import Slices
+from fasti.core.catalogue import deciding as catalogue
+from fasti.core.catalogue.commands import FollowCatalogue, ReadIdle
 from fasti.core.delivery import consumers, expiry, verbs
 from fasti.core.delivery.leases import NEVER
 from fasti.core.delivery.verbs import ack_together, find_acks
@@ -42,10 +45,10 @@ from fasti.core.sinks import claims
 from fasti.core.sinks import commands as sink_commands
 from fasti.core.sinks import deciding as sinks
 from fasti.core.snapshots import OpenSnapshots
-from fasti.core.state import ShardState
+from fasti.core.state import ShardState, Topic
 from fasti.core.timeline import produce, staging
 from fasti.core.timeline.turns import TimelineTurns
-from fasti.core.topics import change_topic, create_topic, delete_topic, pause_topic
+from fasti.core.topics import change_topic, create_topic, delete_named, delete_topic, pause_topic
 from fasti.core.traits import hint
 from fasti.core.work import Fault, StepFailed, Work
 from fasti.errors import FastiError, InternalError, InvalidArgument
@@ -58,7 +61,7 @@ _BY_EVENTS_ONLY = (
     *(sink_commands.DropStages, sink_commands.ForgetSink, sink_commands.DescribeSinks),
     *(sink_commands.Carry, commands.Transaction, Bind, Unbind, ReadBindings),
     *(sink_commands.ReadParcels, sink_commands.SumSinks, *queries.HANDLERS),
-    checkpoint.ReadUnwritten,
+    *(checkpoint.ReadUnwritten, FollowCatalogue, ReadIdle, *catalogue.HANDLERS),
 )
 
 
@@ -103,7 +106,7 @@ class Engine:
         self._decide: dict[type, Handler] = {
             commands.CreateTopic: create_topic,
             commands.ChangeTopic: change_topic,
-            commands.DeleteTopic: self.delete_topic,
+            commands.DeleteTopic: partial(delete_named, delete=self.delete_topic),
             commands.PauseTopic: pause_topic,
             commands.DescribeConsumers: self._describe_consumers,
             commands.EndProducer: produce.end_producer,
@@ -135,7 +138,10 @@ class Engine:
             Bind: bindings.bind,
             Unbind: bindings.unbind,
             ReadBindings: bindings.read_bindings,
+            FollowCatalogue: partial(catalogue.follow, delete=self.delete_topic),
+            ReadIdle: self.idle.read,
             **queries.HANDLERS,
+            **catalogue.HANDLERS,
         }
         # Commands on a topic, by the kind of the topic.
         self._by_kind: dict[type, dict[str, Handler]] = {}
@@ -338,7 +344,7 @@ class Engine:
         if not topic.kind.traits.has_groups and bool(getattr(command, "group", "")):
             raise InvalidArgument("groups are for log topics", field="group")
         if topic.own is not None:
-            topic.own.check_command(topic, command)
+            topic.own.check_command(topic.name, command)
         return self._produce if type(command) is commands.Produce else by_kind[kind]
 
     def _produce(self, work: Work, command: commands.Produce) -> Reply:
@@ -418,11 +424,10 @@ class Engine:
     def _describe_consumers(self, work: Work, command: commands.DescribeConsumers) -> Done:
         return consumers.describe(work, command, lambda topic: topic.kind.lines(topic))
 
-    def delete_topic(self, work: Work, command: commands.DeleteTopic) -> Done:
+    def delete_topic(self, work: Work, topic: Topic) -> Done:
         """A topic goes, with all that it holds and all who wait for it."""
-        topic = work.topic(command.name)
         topic.kind.deleting(work, topic)
-        done = delete_topic(work, command)
+        done = delete_topic(work, topic)
         self.turns.forget(topic)
         topic.kind.forget(topic)
         return done

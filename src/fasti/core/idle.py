@@ -6,6 +6,9 @@ sessions that end (`Topic.active_us`, kept by checkpoints); that a session waits
 topic is looked at, and then it is looked at again a whole age later. After a start every topic has its full age again,
 because no client could use it while the broker was away.
 
+On several shards a topic of the catalogue may be used on another one: no shard deletes it by itself, but
+tells that it is idle there (`ReadIdle`), and who knows that of all shards deletes it on shard 0.
+
 Looking is planned, so topics cost nothing in between. The sequencer's thread only.
 """
 
@@ -13,9 +16,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fasti.core.agenda import Agenda
-from fasti.core.commands import DeleteTopic
+from fasti.core.catalogue.commands import IdleTopic, ReadIdle
 from fasti.core.delivery.turns import Key
+from fasti.core.replies import Done
 from fasti.core.state import Topic
 from fasti.core.work import Work
 
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 
 # So many topics are looked at in one step.
 _LOOKED_PER_STEP = 64
+_TOLD_PER_STEP = 1_000
 
 
 class Idle:
@@ -42,14 +49,41 @@ class Idle:
             self._since_us = work.now_us
         while self._state.mortal_news:
             number = self._state.mortal_news.pop()
-            if number in self._state.mortal:
-                self.agenda.plan(number, self._end_us(self._state.mortal[number]))
+            topic = self._state.mortal.get(number)
+            if topic is not None and not topic.catalogue_number:
+                self.agenda.plan(number, self._end_us(topic))
         for _ in range(_LOOKED_PER_STEP):
             idle = self.agenda.pop(work.now_us)
             if idle is None:
                 return False
             self._look_at(work, idle)
         return self.agenda.next_us() <= work.now_us
+
+    def read(self, work: Work, query: ReadIdle) -> Done:
+        """Entries of the catalogue that nobody uses here: a list of `IdleTopic`, by number."""
+        if self._since_us is None:
+            self._since_us = work.now_us
+        entries = {
+            topic.catalogue_number: topic
+            for topic in self._state.mortal.values()
+            if topic.catalogue_number > query.after
+        }
+        found: list[IdleTopic] = []
+        in_use = self._leased_topics()
+        for number in sorted(entries):
+            topic = entries[number]
+            if self._end_us(topic) > work.now_us or topic.number in in_use:
+                continue
+            if not self._engine.turns.waits(topic):
+                since_us = self._end_us(topic) - topic.settings.idle_age_us
+                found.append(IdleTopic(number, topic.name, since_us))
+            if len(found) == _TOLD_PER_STEP:
+                break
+        return Done(found)
+
+    def _leased_topics(self) -> set[int]:
+        leases = self._state.memory.leases
+        return set(np.unique(leases.topic[leases.live()]).tolist())
 
     def left(self, work: Work, keys: set[Key]) -> None:
         """A session that waited for these topics' messages is gone: until now it used them."""
@@ -60,14 +94,14 @@ class Idle:
 
     def _look_at(self, work: Work, number: int) -> None:
         topic = self._state.mortal.get(number)
-        if topic is None:
+        if topic is None or topic.catalogue_number:
             return
         if self._in_use(topic):
             self.agenda.plan(number, work.now_us + topic.settings.idle_age_us)
         elif (end_us := self._end_us(topic)) > work.now_us:
             self.agenda.plan(number, end_us)
         else:
-            self._engine.delete_topic(work, DeleteTopic(topic.name))
+            self._engine.delete_topic(work, topic)
 
     def _in_use(self, topic: Topic) -> bool:
         leases = self._state.memory.leases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # Imported so that their events are known.
+from fasti.core.catalogue import events as _catalogue  # noqa: F401
 from fasti.core.cron import events as _cron  # noqa: F401
 from fasti.core.events import Event
 from fasti.core.kv import events as _kv  # noqa: F401

@@ -8,7 +8,7 @@ says the same.
 A topic whose partitions are all here, and every topic of the only shard, has nothing of this
 (`Topic.own` is None): commands on it are not looked at.
 
-The sequencer's thread only.
+Any thread: nothing of it changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from fasti.model import SEQUENCE_BITS, TopicSettings
 
 if TYPE_CHECKING:
     from fasti.core.keys import Keys
-    from fasti.core.state import Topic
 
 Int64s = NDArray[np.int64]
 
@@ -87,7 +86,7 @@ class OwnPartitions:
         there = numbers[(numbers >= 0) & (numbers < self._layout.partitions)]
         return there[~self._is_own[there]]
 
-    def check_command(self, topic: Topic, command: Any) -> None:
+    def check_command(self, topic: str, command: Any) -> None:
         """Looks at all that a command on the topic names. Raises `wrong_shard`."""
         ids = getattr(command, "ids", None)
         keys = getattr(command, "keys", None)
@@ -95,15 +94,15 @@ class OwnPartitions:
         if target is not None and not isinstance(target, str):
             ids, keys = target.ids, target.keys
         if ids is not None:
-            self.check_numbers(topic.name, ids >> SEQUENCE_BITS)
+            self.check_numbers(topic, ids >> SEQUENCE_BITS)
         elif keys is not None:
-            self.check_numbers(topic.name, self._partitions_of(keys)[keys.given])
+            self.check_numbers(topic, self._partitions_of(keys)[keys.given])
         partition = getattr(command, "partition", None)
         if partition is not None:
-            self.check_numbers(topic.name, np.array([partition]))
+            self.check_numbers(topic, np.array([partition]))
         elif isinstance(command, Produce) and (keys is None or not keys.given.all()):
             # Before anything of it is put: rows without a key need a partition here.
-            self.at_turn(topic.name, 0)
+            self.at_turn(topic, 0)
 
     def _partitions_of(self, keys: Keys) -> Int64s:
         count = self._layout.partitions

@@ -2,7 +2,7 @@
 
 A query is an input of a step like a command, and changes nothing. What it tells is as of its step,
 and may not be durable yet: a caller who must not see that submits the query like a command, and has
-its reply when all of it is.
+its reply when all of it is. `SetMemory` is here too: it changes nothing that is durable.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fasti.core.kind import Handler
 from fasti.core.replies import Done
 from fasti.core.state import Topic
 from fasti.core.work import Work
+from fasti.errors import InvalidArgument
 from fasti.model import TopicSettings
 
 # So many are told in one step, in about a millisecond.
@@ -75,6 +76,45 @@ class LeaseHolders(NamedTuple):
 
     holders: NDArray[np.int64]
     names: dict[int, tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class SetMemory(Command):
+    """The memory that the engine may use from now on. Not journaled: who lends it says it again.
+
+    No more than the engine was made with: its columns are that large. Less than is used takes nothing
+    away; nothing more is remembered then. Done(value=`MemoryUse`).
+    """
+
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMemory(Command):
+    """What is used of the memory: Done(value=`MemoryUse`)."""
+
+
+class MemoryUse(NamedTuple):
+    """`limit_bytes` is what the engine was made with, which its budget can't exceed."""
+
+    used_bytes: int
+    budget_bytes: int
+    limit_bytes: int
+
+
+def set_memory(work: Work, command: SetMemory) -> Done:
+    """The value is a `MemoryUse`."""
+    if command.budget_bytes < 0:
+        raise InvalidArgument("a budget can't be negative", field="budget_bytes", limit=0)
+    memory = work.state.memory
+    memory.budget_bytes = min(command.budget_bytes, memory.limit_bytes)
+    return read_memory(work, ReadMemory())
+
+
+def read_memory(work: Work, query: ReadMemory) -> Done:
+    """The value is a `MemoryUse`."""
+    memory = work.state.memory
+    return Done(MemoryUse(memory.used_bytes, memory.budget_bytes, memory.limit_bytes))
 
 
 def read_topics(work: Work, query: ReadTopics) -> Done:
@@ -134,4 +174,6 @@ HANDLERS: dict[type, Handler] = {
     ReadTopicNames: read_topic_names,
     ReadPosition: read_position,
     ReadLeases: read_leases,
+    SetMemory: set_memory,
+    ReadMemory: read_memory,
 }

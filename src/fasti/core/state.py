@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core.catalogue.book import CatalogueBook
 from fasti.core.directory import NAMING, Directory
 from fasti.core.layout import ALONE, ShardPlace
 from fasti.core.ownership import OwnPartitions, own_partitions
@@ -129,6 +130,8 @@ class Topic:
         self.unopened = 0
         # Nothing is handed out.
         self.paused = False
+        # In the catalogue of several shards; 0: in none, the shard has made it for itself.
+        self.catalogue_number = self.catalogue_version = 0
         # When something last happened here, as far as events tell.
         self.active_us = 0
         # Those that are on this shard; None: all.
@@ -165,6 +168,7 @@ class ShardState:
         self.mortal: dict[int, Topic] = {}
         self.mortal_news: list[int] = []
         self.directory = Directory()
+        self.catalogue = CatalogueBook(self)
         self.next_topic = 1
         self.producers = memory.producers
         # Of all stages those that are published and have rows left, and those that are dropped.
@@ -191,6 +195,7 @@ class ShardState:
             ev.ProducerAdvanced: self._producer_advanced,
             ev.ProducerEnded: self._producer_ended,
             **self.sinks.events(),
+            **self.catalogue.events(),
         }
 
     def learn(self, kind: Kind) -> None:
@@ -268,6 +273,7 @@ class ShardState:
         topic = self.topics.pop(event.topic)
         self.mortal.pop(event.topic, None)
         self.memory.topics_bytes -= topic_bytes(topic)
+        self.catalogue.forget(topic)
         del self.by_name[topic.name]
         del topic.kind.all_topics[topic.number]
         topic.kind.drop(topic)

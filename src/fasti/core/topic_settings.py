@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fasti.core.traits import KINDS
 from fasti.errors import InvalidArgument
 from fasti.model import DAY_US, DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings
 
+# Kinds that have a partition on each shard unless they are told otherwise.
+_SPREAD = ("timeline", "kv")
 FIXED = ("kind", "partitions", "age_step_us", "home", "width")
 _HOME_BYTES_MAX = 64
 # Settings that some kinds don't have.
@@ -75,3 +80,13 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
         if getattr(settings, name):
             kinds = " and ".join(kind for kind, traits in KINDS.items() if name in traits.settings)
             raise InvalidArgument(f"only {kinds} topics have the setting {name}", field=name)
+
+
+def default_settings(given: Mapping[str, Any], shards: int) -> TopicSettings:
+    """What a new topic has where these settings say nothing, among so many shards.
+
+    A timeline or key-value topic is spread over all of them; where the order over the whole topic is what
+    it is for, as in priority topics and logs, it has one partition.
+    """
+    kind = given.get("kind", TopicSettings().kind)
+    return TopicSettings(partitions=shards if kind in _SPREAD else 1)

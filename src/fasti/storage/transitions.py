@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core.catalogue.events import CatalogueFollowed, EntryChanged, EntryDropped
 from fasti.core.cron import events as cron
 from fasti.core.fields import FIELDS
 from fasti.core.journaled import EVENTS
@@ -352,6 +353,9 @@ _SHOWN: dict[type[ev.Event], Show] = {
     ev.TopicDeleted: _once("topic_deleted"),
     ev.BindingsChanged: _once("bindings_changed", "bindings"),
     ev.TopicPaused: _paused,
+    EntryChanged: _hidden,
+    EntryDropped: _hidden,
+    CatalogueFollowed: _hidden,
     ev.Produced: _produced,
     PriorityProduced: _produced,
     KvProduced: _produced,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from fasti.broker.caller import Caller
 from fasti.broker.calls import (
     backups,
     bulk,
+    catalogue_calls,
     changes,
     changing,
     consumers,
@@ -44,8 +45,8 @@ from fasti.broker.routing import actions as routing_actions
 from fasti.broker.sinks import actions as sink_actions
 from fasti.broker.sinks.publishing import publish_stage
 from fasti.core import commands as co
+from fasti.core.topic_settings import default_settings
 from fasti.errors import InvalidArgument
-from fasti.model import TopicSettings
 from fasti.protocol import outcomes
 from fasti.protocol.schemas import BUCKETS, VERSION
 
@@ -146,22 +147,14 @@ def _create_topic(service: Service, caller: Caller, header: Header, parts: Parts
     fields = requests.checked(header, topic=str, settings={})
     name: str = fields["topic"]
     check_own(name)
-    settings = requests.settings(fields["settings"], _default_settings(service, fields["settings"]))
+    shards = service.placement.catalogue.place.count
+    settings = requests.settings(fields["settings"], default_settings(fields["settings"], shards))
     shares = service.shares
     with service.topic_lock:
         created = not service.topics_of(service.placement.shard_of(name), name)
         with (shares.inboxes if name.startswith(INBOX) else shares.topics).making(caller, name):
             service.command(co.CreateTopic(name, settings))
     return {"created": created, "settings": settings.to_dict()}, []
-
-
-def _default_settings(service: Service, given: Header) -> TopicSettings:
-    """Where there are several shards, what has no order over the whole topic lies on all of them."""
-    default = TopicSettings()
-    spreads = given.get("kind", default.kind) in ("timeline", "kv")
-    if service.host is None or not spreads:
-        return default
-    return replace(default, partitions=service.host.shards)
 
 
 def _change_topic(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -374,6 +367,7 @@ def _drop_stage(service: Service, caller: Caller, header: Header, parts: Parts) 
 _MORE = (
     backups,
     bulk,
+    catalogue_calls,
     changes,
     consumers,
     cron_actions,

@@ -58,9 +58,9 @@ def command(service: Service, op: str, fields: Header, batch: pa.RecordBatch) ->
     return co.Update(fields["topic"], target, rows, priorities=priorities, **expected)
 
 
-def check(op: str, batch: pa.RecordBatch, seed: tuple[int, int], limits: Limits) -> None:
-    """Raises what `command` would say of the columns, without asking the engine."""
-    requests.target(batch, seed, limits, **TYPES[op])
+def check(op: str, batch: pa.RecordBatch, seed: tuple[int, int], limits: Limits) -> co.Target:
+    """Raises what `command` would say of the columns, without asking the engine; what they name."""
+    target = requests.target(batch, seed, limits, **TYPES[op])
     if op == "move":
         requests.moved_to(batch)
         requests.expires(batch)
@@ -68,6 +68,7 @@ def check(op: str, batch: pa.RecordBatch, seed: tuple[int, int], limits: Limits)
         priorities = requests.changed_priorities(batch)
         if priorities is None or _has_contents(batch):
             requests.contents(batch, limits)
+    return target
 
 
 def _has_contents(batch: pa.RecordBatch) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,7 +171,9 @@ def _carry_out(
         service.routes.route(command)
     if any(answers.late[places[0]] for places in groups):
         # Made when it is needed. One that exists with other settings is as good.
-        commands.insert(0, co.CreateTopic(REPLIES, _SETTINGS))
+        # On several shards each has its own partition of it.
+        settings = replace(_SETTINGS, partitions=shard.place.count)
+        commands.insert(0, co.CreateTopic(REPLIES, settings, is_own=True))
     replies = service.submit(shard, commands).result()[-len(groups) :]
     again: list[list[int]] = []
     for places, reply in zip(groups, replies, strict=True):

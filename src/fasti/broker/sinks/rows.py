@@ -21,6 +21,7 @@ from fasti.broker.kv import requests as kv_requests
 from fasti.core import commands as co
 from fasti.core.fields import HEADERS
 from fasti.core.keys import Rows
+from fasti.core.ownership import own_partitions
 from fasti.core.sinks.commands import PARCELS
 from fasti.core.traits import KINDS, kinds_with
 from fasti.errors import InvalidArgument
@@ -123,15 +124,16 @@ def _check(service: Service, meant: Meant, batch: pa.RecordBatch) -> None:
     """Makes what will be carried out, so that the writer is told what is wrong, not nobody."""
     shard = service.placement.shard_of(meant.topic)
     seed, limits = shard.store.seed, service.limits
+    made: list[Any]
     if meant.operation in ("produce", "append"):
         _check_partitions(meant, batch)
-        _appends(service, meant, batch)
+        made = list(_appends(service, meant, batch))
     elif meant.operation == "put":
-        _entries(service, meant, batch)
+        made, _ = _entries(service, meant, batch)
         _check_range(batch, "ttl_us", 1)
         _check_range(batch, "expires_us", service.clock.now_us() + 1)
     else:
-        changing.check(meant.operation, batch, seed, limits)
+        made = [co.Cancel(meant.topic, changing.check(meant.operation, batch, seed, limits))]
         _check_range(batch, "due_us", 0)
         _check_range(batch, "delay_us", 0)
         if "priority" in batch.schema.names and not KINDS[meant.kind].has_priorities:
@@ -139,6 +141,11 @@ def _check(service: Service, meant: Meant, batch: pa.RecordBatch) -> None:
                 f"{meant.topic!r} is a {meant.kind} topic: its messages have no priority",
                 field="priority",
             )
+    if shard.place.count > 1:
+        own = own_partitions(service.require_topic(meant.topic), shard.place)
+        if own is not None:
+            for command in made:
+                own.check_command(meant.topic, command)
 
 
 def _check_range(batch: pa.RecordBatch, name: str, least: int) -> None:

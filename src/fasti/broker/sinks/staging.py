@@ -59,9 +59,10 @@ class StageIntake(Intake):
         self._rows = 0
         self._counts: list[int] = []
         if not self._meant.is_native:
-            # Made when it is needed; there already is as good. One partition of it is here.
-            shards = service.placement.catalogue.place.count
-            service.command(co.CreateTopic(PARCELS, TopicSettings(partitions=shards)))
+            # Made when it is needed; there already is as good.
+            # On several shards each has its own partition of it.
+            settings = TopicSettings(partitions=self._shard.place.count)
+            service.command(co.CreateTopic(PARCELS, settings, is_own=True))
 
     def _submit(
         self, metadata: Header, content: pa.RecordBatch | bytes, lead: bool

@@ -79,7 +79,7 @@ def find_schedule(topic: Topic, name: str) -> int:
 
 
 def find_target(work: Work, name: str) -> Topic:
-    """The topic that a schedule emits into. Raises `not_found`, or `invalid_argument`."""
+    """The topic that a schedule emits into. Raises `not_found`, `invalid_argument`, or `wrong_shard`."""
     target = work.state.by_name.get(name)
     if target is None:
         raise NotFound(f"there is no target topic {name!r}", details={"topic": name})
@@ -94,6 +94,9 @@ def find_target(work: Work, name: str) -> Topic:
             f"{name!r} is a relay, which keeps nothing: schedules need their last message",
             field="target",
         )
+    if target.own is not None:
+        # A schedule is on a shard of its target. Raises `wrong_shard`.
+        target.own.at_turn(name, 0)
     return target
 
 

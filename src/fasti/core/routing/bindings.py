@@ -8,17 +8,20 @@ The sequencer's thread only.
 from __future__ import annotations
 
 from fasti.core import events as ev
+from fasti.core.catalogue.deciding import note_changed, require_catalogue
+from fasti.core.layout import Layout
 from fasti.core.replies import Done
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
 from fasti.core.routing.subjects import check_pattern
 from fasti.core.state import BINDING_BYTES, Topic
 from fasti.core.traits import kinds_with
 from fasti.core.work import Work
-from fasti.errors import InvalidArgument, NotFound
+from fasti.errors import CrossShard, InvalidArgument, NotFound
 
 
 def bind(work: Work, command: Bind) -> Done:
     """Binds a topic to another by a pattern. Done(whether that is new)."""
+    require_catalogue(work, command.topic)
     topic, target = work.topic(command.topic), work.topic(command.target)
     check_pattern(command.pattern)
     for end, field in ((topic, "topic"), (target, "target")):
@@ -37,6 +40,7 @@ def bind(work: Work, command: Bind) -> Done:
             "be kept nowhere",
             field="target",
         )
+    _check_shards(work, topic, target)
     pair = (command.pattern, command.target)
     if pair in topic.bindings:
         return Done(False)
@@ -50,8 +54,23 @@ def bind(work: Work, command: Bind) -> Done:
     return Done(True)
 
 
+def _check_shards(work: Work, topic: Topic, target: Topic) -> None:
+    """Every copy must have a place on the shard of its message. Raises `cross_shard`."""
+    shards = work.state.place.count
+    if shards > 1 and not Layout.of(topic.settings, shards).keeps_to(
+        Layout.of(target.settings, shards)
+    ):
+        raise CrossShard(
+            f"messages of {topic.name!r} and their copies in {target.name!r} would lie on different "
+            "shards: make both topics of one kind of keys (logs choose by rank, others by hash), with "
+            "the same home, partitions and width",
+            details={"topic": topic.name, "target": target.name},
+        )
+
+
 def unbind(work: Work, command: Unbind) -> Done:
     """Ends a binding."""
+    require_catalogue(work, command.topic)
     topic = work.topic(command.topic)
     pair = (command.pattern, command.target)
     if pair not in topic.bindings:
@@ -89,3 +108,4 @@ def _change(work: Work, topic: Topic, bindings: list[tuple[str, str]]) -> None:
     # routes that were worked out for the old one are not taken for good.
     pairs = [list(pair) for pair in bindings]
     work.emit(ev.BindingsChanged(work.now_us, topic.number, work.state.next_frame, pairs))
+    note_changed(work, topic)
