@@ -57,7 +57,7 @@ def changing(broker: VirtualBroker, client: fasti.Client) -> Answers:
     yield send(client, "emails", KEYS, delay="1h")
     emails = client.messages("emails")
     yield emails.count()
-    ids = [emails.get(key=key)["id"] for key in KEYS]
+    ids = emails.get(key=KEYS)["id"].to_pylist()
     yield ids
     yield emails.get(key="key-07")
     yield emails.get(key="nobody")
@@ -96,7 +96,8 @@ def listing(broker: VirtualBroker, client: fasti.Client) -> Answers:
     yield pa.Table.from_batches(list(emails.scan()))
     yield emails.forecast("10m")
     yield emails.forecast("1h", start=broker.now, end=broker.now + timedelta(hours=6))
-    yield refused(lambda: emails.list(state="odd"))
+    odd: Any = "odd"
+    yield refused(lambda: emails.list(state=odd))
     yield refused(lambda: emails.list(limit=-1))
     yield refused(lambda: client.messages("nobody").list())
     yield refused(lambda: emails.forecast("1s"))

@@ -307,6 +307,18 @@ def test_a_log_in_json_has_the_number_of_the_process(tmp_path: Path) -> None:
     ]
 
 
+def test_memory_is_divided(tmp_path: Path) -> None:
+    with several(tmp_path, shards=3) as broker:
+        page = ask(broker, "/metrics").body.decode()
+    budgets: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        if family.name == "fasti_memory_budget_bytes":
+            budgets = {sample.labels["shard"]: sample.value for sample in family.samples}
+    whole = 128 << 20
+    # Each process lends its part to its shards.
+    assert budgets == {"0": whole * 2 // 3 // 2, "1": whole * 2 // 3 // 2, "2": whole // 3}
+
+
 def test_a_clean_failure_of_the_start_leaves_nothing_running(tmp_path: Path) -> None:
     broker = several(tmp_path, started=False, settings={**SETTINGS, "credentials": "/nowhere"})
     with pytest.raises(FastiError, match="No such file"):

@@ -49,9 +49,9 @@ def kill_one_by_one(directory: Path, seed: int, rounds: int, facts: int) -> None
         for _ in range(rounds):
             before = pids(broker, PROCESSES)
             number = rng.randrange(PROCESSES)
-            killed = broker.kill_process(number)
+            killed = broker.process(number).kill()
             go_on(workers, rng.randrange(20, facts))
-            broker.wait_process(number, other_than=killed)
+            broker.process(number).wait(other_than=killed)
             after = pids(broker, PROCESSES)
             assert [at for at in range(PROCESSES) if before[at] != after[at]] == [number]
             go_on(workers, rng.randrange(20, facts))
@@ -86,7 +86,7 @@ def test_clients_of_the_others_go_on_while_a_process_stands_still(tmp_path: Path
                 producer.send(b"before", partition=partition).result("60s")
             for _ in range(SHARDS):
                 next(consumer).ack()
-            broker.pause_process(paused)
+            broker.process(paused).pause()
             late = producer.send(b"late", partition=3)
             for partition in others:
                 assert producer.send(b"others", partition=partition).result("60s").ok
@@ -96,7 +96,7 @@ def test_clients_of_the_others_go_on_while_a_process_stands_still(tmp_path: Path
                 message.ack()
                 taken.append(message.payload)
             assert taken == [b"others"] * len(others)
-            broker.resume_process(paused)
+            broker.process(paused).resume()
             assert late.result("60s").ok
             message = next(consumer)
             message.ack()
@@ -112,7 +112,7 @@ def end_all(end: Callable[[BrokerProcess], object], directory: Path, seed: int) 
 
 
 def test_the_supervisor_is_killed_under_load(tmp_path: Path) -> None:
-    end_all(BrokerProcess.kill_supervisor, tmp_path / "data", 3)
+    end_all(lambda broker: broker.kill(supervisor_only=True), tmp_path / "data", 3)
 
 
 def test_all_processes_are_killed_under_load(tmp_path: Path) -> None:
@@ -124,5 +124,5 @@ def test_processes_are_started_anew_one_after_the_other_under_load(tmp_path: Pat
         before = pids(broker, PROCESSES)
         broker.restart_processes()
         for number, pid in enumerate(before):
-            broker.wait_process(number, other_than=pid)
+            broker.process(number).wait(other_than=pid)
             go_on(workers, 20)

@@ -17,6 +17,7 @@ from typing import Any
 
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.catalogue import Catalogue
+from fasti.broker.lending import Lender
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.peers import Peers
 from fasti.broker.placement import OneShard
@@ -64,27 +65,39 @@ class Host:
         self.metrics = metrics or Metrics()
         self.stopping = False
         self.shared = SharedParts(self.settings, runtime, parks=True) if shards > 1 else None
+        self.catalogue: Catalogue | None = None
+        self._lender: Lender | None = None
         self._shards: dict[int, Shard] = {}
         self.services: dict[int, Service] = {}
         try:
             for number in self.numbers:
                 self._shards[number] = self._open(number, storages[number], runtime)
             self._make_services(threaded)
-            self.catalogue = Catalogue(self.all_services())
+            # What answers for the process, and the only one there is.
+            self.first = self.services[self.numbers[0]]
             if self.shared is not None:
                 self.shared.start()
+                self._lender = Lender(
+                    self.shared.threads, self.settings.memory_bytes, self.all_shards()
+                )
+                self._lender.start()
+                self.catalogue = Catalogue(self)
+                self.catalogue.start()
         except BaseException:
             self._undo()
             raise
-        # What answers for the process, and the only one there is.
-        self.first = self.services[self.numbers[0]]
         self._only = self.first if shards == 1 else None
         self.threads, self.clock = self.first.threads, self.first.clock
         self.limits = self.settings.limits
 
     def _open(self, number: int, storage: StorageEngine, runtime: Runtime | None) -> Shard:
         place = ShardPlace(number, self.shards)
-        return Shard(storage, self.settings, runtime, place=place, shared=self.shared)
+        shard = Shard(storage, self.settings, runtime, place=place, shared=self.shared)
+        if self.shared is not None:
+            # An equal part, until it is known who needs more.
+            shard.memory_bytes = self.settings.memory_bytes // len(self.numbers)
+            shard.engine.memory.budget_bytes = shard.memory_bytes
+        return shard
 
     def _make_services(self, threaded: bool) -> None:
         if self.shards == 1:
@@ -98,11 +111,28 @@ class Host:
             metrics = self.metrics.of_shard(len(self._shards))
             self.services[number] = Service(OneShard(shard), metrics, threaded, self, shares)
 
+    def catch_up(self) -> None:
+        """Has the shards of this process ask what topics there are, where another has shard 0.
+
+        Before anything is served; one that can't ask now is told later.
+        """
+        if self.catalogue is not None:
+            for service in self.all_services():
+                self.catalogue.catch_up(service)
+
     def _undo(self) -> None:
+        self._stop_own()
         for service in self.services.values():
             service.close()
         for shard in self._shards.values():
             shard.close(checkpoint=False)
+        self._stop_shared()
+
+    def _stop_own(self) -> None:
+        if self.catalogue is not None:
+            self.catalogue.stop()
+        if self._lender is not None:
+            self._lender.stop()
 
     # Which service
 
@@ -182,6 +212,7 @@ class Host:
 
     def close_services(self) -> None:
         """Ends what works by itself beside the shards; behind `begin_stopping`."""
+        self._stop_own()
         for service in self.all_services():
             service.close()
 

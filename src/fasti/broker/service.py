@@ -186,8 +186,18 @@ class Service:
         self.shares.calls.take(caller)
         try:
             return action(self, caller, requests.check_version(header), list(parts))
+        except NotFound as error:
+            if not self._catch_up(error):
+                raise
+            # A topic that was not known here, and is: nothing was done.
+            return action(self, caller, requests.check_version(header), list(parts))
         finally:
             self.shares.calls.give_back(caller)
+
+    def _catch_up(self, error: NotFound) -> bool:
+        """Whether the shard knows topics by now that it did not; the catalogue was asked, if there is one."""
+        catalogue = None if self.host is None else self.host.catalogue
+        return catalogue is not None and catalogue.catch_up(self, error)
 
     def intake(self, caller: Caller, descriptor: Header) -> Intake:
         """A producer's stream, or a sink's; to be ended by its `end`."""
@@ -395,9 +405,13 @@ class Service:
 
     def topic(self, name: str) -> TopicView:
         """A topic, durable by now. Raises `not_found`."""
-        topics = self.topics_of(self.placement.shard_of(name), name)
+        shard = self.placement.shard_of(name)
+        topics = self.topics_of(shard, name)
         if not topics:
-            raise NotFound(f"there is no topic {name!r}", details={"topic": name})
+            error = NotFound(f"there is no topic {name!r}", details={"topic": name})
+            topics = self.topics_of(shard, name) if self._catch_up(error) else []
+            if not topics:
+                raise error
         return topics[0]
 
     def topics(self) -> dict[str, TopicView]:

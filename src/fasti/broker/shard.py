@@ -111,6 +111,8 @@ class Shard:
         # Whether the directory, when it was opened, looked like a copy of another.
         self.is_copy = False
         self.room = Room(self._has_room, self.free_bytes, self._monotonic)
+        # What is lent to it of the process's memory, where it shares that.
+        self.memory_bytes: int | None = None
         self.store: ShardStore
         self.engine: Engine
         self.committer: Committer
@@ -142,6 +144,8 @@ class Shard:
                 settings.memory_bytes, settings.leases_max, settings.limits, self.place
             )
             self.store.load(self.engine)
+            if self.memory_bytes is not None:
+                self.engine.memory.budget_bytes = self.memory_bytes
             if cut_after is None:
                 expected_us = clock_record.expected_us(self.store.storage, self._machine)
                 self.clock.begin_at(self.engine.state.last_at_us, expected_us)

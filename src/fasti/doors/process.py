@@ -95,6 +95,7 @@ class Broker:
         try:
             warm_up(scraped=settings.http is not None)
             self._door = self._open_door(tls, credentials, client_ca)
+            self.host.catch_up()
             if self._folder is not None:
                 self._peer_door = PeerDoor(self._folder, self.host, credentials)
             self._liveness = Liveness(self.host, AcceptedSockets(self._door.port).hang_up)

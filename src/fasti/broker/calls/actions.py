@@ -13,6 +13,7 @@ from fasti.broker.caller import Caller
 from fasti.broker.calls import (
     backups,
     bulk,
+    catalogue_calls,
     changes,
     changing,
     consumers,
@@ -366,6 +367,7 @@ def _drop_stage(service: Service, caller: Caller, header: Header, parts: Parts) 
 _MORE = (
     backups,
     bulk,
+    catalogue_calls,
     changes,
     consumers,
     cron_actions,

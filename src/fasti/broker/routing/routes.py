@@ -58,6 +58,10 @@ class RouteBook:
             self._is_read = True
             self._note_bindings()
 
+    def knows(self, topic: str) -> bool:
+        """Whether a topic had bindings when it was last looked at."""
+        return topic in self._matchers
+
     def refresh(self, topic: str) -> None:
         """Looks at a topic's bindings again. Waits for the engine."""
         with self._lock:

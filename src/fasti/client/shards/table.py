@@ -26,7 +26,7 @@ TABLE: dict[str, Route] = {
     "hello": _CATALOGUE,
     "clock": Route(process_merges.one_per_process, process_merges.clock),
     "accept_clock": Route(process_merges.one_per_process, process_merges.accepted_clock),
-    "health": Route(process_merges.one_per_process, process_merges.health),
+    "health": Route(process_merges.asked_for_health, process_merges.health),
     "metrics": Route(process_merges.one_per_process, process_merges.metrics),
     "checkpoint": Route(cuts.every_shard, merges.nothing),
     "scrub": Route(cuts.every_shard, merges.scrubs),

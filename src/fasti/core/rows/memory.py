@@ -414,6 +414,8 @@ class Memory:
     def __init__(self, budget_bytes: int, leases_max: int, producers_max: int = 100_000) -> None:
         # What may be used now, and at most: shards of one process lend to each other.
         self.budget_bytes = self.limit_bytes = budget_bytes
+        # How often something was refused for it.
+        self.refusals = 0
         self.arena = Arena(budget_bytes)
         self.producers = Producers(producers_max)
         # What the key indexes of all partitions take; their places in time, with all that finds
@@ -513,6 +515,7 @@ class Memory:
         """
         used_bytes = self.used_bytes
         if used_bytes + needed_bytes > self.budget_bytes:
+            self.refusals += 1
             raise Overloaded(
                 f"the memory budget is spent: there is no room for {what}; consume, cancel or "
                 "delete something, or give the broker more (memory)",
