@@ -31,6 +31,7 @@ from fasti.errors import FastiError, WrongShard
 from fasti.model import MINUTE_US, Outcome, State, partition_of
 from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_storage import MemoryStorage
+from tests.models.state import Answer
 from tests.models.timeline import Model
 from tests.properties.engine_rig import Op, compare, to_command
 
@@ -249,6 +250,8 @@ class ShardsRig:
         expected, error = self._run_model(name, given)
         assert refused == ({error} if error else set())
         if reply is not None:
+            if given.get("ids") is None and name != "produce":
+                expected = _without_ended(reply, expected)
             compare(reply, expected)
             if name == "produce":
                 made = [answer.id for answer in expected if answer.status == Outcome.OK]
@@ -404,3 +407,16 @@ def _joined(replies: dict[int, Reply], places: dict[int, list[int]]) -> Reply:
             whole.at_us[rows] = reply.at_us
         whole.by |= {rows[row]: by for row, by in (reply.by or {}).items()}
     return whole
+
+
+def _without_ended(reply: Reply, expected: list[Answer]) -> list[Answer]:
+    """A checkpoint keeps no keys of messages that have ended: to a shard that began with one they name
+    nothing any more, as they do after a while to any other.
+    """
+    ended = (Outcome.CANCELLED, Outcome.DONE, Outcome.DEAD, Outcome.GONE)
+    return [
+        Answer(Outcome.NOT_FOUND)
+        if answer.status in ended and status == Outcome.NOT_FOUND
+        else answer
+        for answer, status in zip(expected, reply.status.tolist(), strict=True)
+    ]
