@@ -35,7 +35,21 @@ settings.register_profile("long", common, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shards", type=int, default=1, help="how many shards new brokers have; see tests/shape.py"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if (shards := config.getoption("--shards")) > 1:
+        from tests.shape import use_shards
+
+        use_shards(shards)
+    _share_bytecode(config)
+
+
+def _share_bytecode(config: pytest.Config) -> None:
     """Where no bytecode may be left in the tree, all processes of tests share some elsewhere.
 
     Tests start hundreds of brokers and commands; each would compile all that it imports.
@@ -100,6 +114,11 @@ SLOW_FOLDERS = ["spark", "integration", "faults", "crash", "properties"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--shards") > 1:
+        alone = pytest.mark.skip(reason="about one shard by its nature")
+        for item in items:
+            if item.get_closest_marker("one_shard"):
+                item.add_marker(alone)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _rank(item.nodeid))
 

@@ -106,7 +106,7 @@ class Consumer(AsyncClosing):
     @property
     def reconnections(self) -> int:
         """How often the connection was lost."""
-        return self._session.reconnections
+        return sum(machine.reconnections for machine in self._session.machines)
 
     # One by one
 

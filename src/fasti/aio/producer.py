@@ -15,8 +15,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Literal, overload
 
-import pyarrow as pa
-
 from fasti.aio.closing import AsyncClosing
 from fasti.aio.home import Home, within
 from fasti.aio.receipts import Answers, PendingBatch, Receipt
@@ -24,6 +22,7 @@ from fasti.client import producer as sync
 from fasti.client.columns import message_batch
 from fasti.client.durations import Duration
 from fasti.client.outbox import Outbox
+from fasti.client.outboxes import Outboxes
 from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import Shipment
 from fasti.errors import Closed, Overloaded, TimedOut
@@ -48,7 +47,7 @@ class Producer(AsyncClosing):
         self.owner = producer.owner
         self._home = home
         self._producer = producer
-        self._box = producer.outbox
+        self._box: Any = producer.outbox
         # A write that waits would hold up the loop.
         self._box.leads = False
         self._answers = Answers(home, self._box)
@@ -111,6 +110,8 @@ class Producer(AsyncClosing):
             full = box.machine.full
         if full:
             await self._room()
+        if not self._producer._ready:
+            await home.run(self._producer._get_ready)
         receipt = self._producer.send(
             payload,
             delay=delay,
@@ -218,24 +219,24 @@ class Producer(AsyncClosing):
         raises, and with `wait` the error that refused the batch or `timed_out`.
         """
 
-        def cut() -> list[pa.RecordBatch]:
+        def cut() -> sync.Cut:
             batch = message_batch(
                 payloads, due, delay, key, headers, content_type, priority, subject, at, expires
             )
-            sync.checked_partition(partition)
-            return self._producer.cut(batch, on_conflict, atomic)
+            return self._producer.cut(batch, on_conflict, atomic, sync.checked_partition(partition))
 
         # Many rows take a while to convert, which is not the loop's to wait for.
         small = isinstance(payloads, Sized) and len(payloads) <= _ROWS_AT_ONCE
+        small = small and self._producer._ready
         await self._home.breathe()
         cuts = cut() if small else await self._home.run(cut)
         parcels: list[Shipment] = []
-        pending = PendingBatch(parcels, self._answers)
-        for piece in cuts:
+        pending = PendingBatch(parcels, self._answers, cuts.places)
+        for box, piece in cuts.pieces:
             if not self._has_room():
                 await self._room()
-            with self._box.lock:
-                parcels.append(self._box.add(piece, on_conflict, atomic, stage, partition))
+            with box.lock:
+                parcels.append(box.add(piece, on_conflict, atomic, stage, partition))
         return await pending.result(timeout) if wait else pending
 
     async def _throw(self) -> None:
@@ -277,7 +278,7 @@ class Producer(AsyncClosing):
         return f"<Producer of {self.topic!r}>"
 
 
-def _end_quietly(home: Home, box: Outbox) -> None:
+def _end_quietly(home: Home, box: Outbox | Outboxes) -> None:
     """A producer was thrown away: its threads and its stream end as well.
 
     The collector of garbage may call this in the middle of anything, also of a `submit`, whose lock
@@ -286,6 +287,6 @@ def _end_quietly(home: Home, box: Outbox) -> None:
     home.post(partial(_end, home, box))
 
 
-def _end(home: Home, box: Outbox) -> None:
+def _end(home: Home, box: Outbox | Outboxes) -> None:
     with suppress(Closed):
         home.submit(box.close)

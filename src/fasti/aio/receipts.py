@@ -11,10 +11,14 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fasti.aio.home import Home, settle, within
 from fasti.client import receipts as sync
 from fasti.client.durations import Duration, seconds
 from fasti.client.outbox import Outbox
+from fasti.client.outboxes import Outboxes
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.receipts import Shipment
 from fasti.errors import TimedOut
@@ -23,7 +27,7 @@ from fasti.errors import TimedOut
 class Answers:
     """Tasks that wait for what an outbox tells: a parcel's answer, or any."""
 
-    def __init__(self, home: Home, box: Outbox) -> None:
+    def __init__(self, home: Home, box: Outbox | Outboxes) -> None:
         self._home = home
         self._awaited: dict[Shipment, list[asyncio.Future[None]]] = {}
         self._any: set[asyncio.Future[None]] = set()
@@ -131,9 +135,11 @@ class PendingBatch:
 
     __slots__ = ("_answers", "_parcels", "_pending")
 
-    def __init__(self, parcels: list[Shipment], answers: Answers) -> None:
+    def __init__(
+        self, parcels: list[Shipment], answers: Answers, places: NDArray[np.intp] | None = None
+    ) -> None:
         self._parcels = parcels
-        self._pending = sync.PendingBatch(parcels)
+        self._pending = sync.PendingBatch(parcels, places)
         self._answers = answers
 
     @property

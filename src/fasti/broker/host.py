@@ -108,7 +108,7 @@ class Host:
         shares = Shares(placement)
         shares.leases = LeaseShare(placement)
         for number, shard in self._shards.items():
-            metrics = Metrics(series_max=self.metrics.series_max // len(self._shards))
+            metrics = self.metrics.of_shard(len(self._shards))
             self.services[number] = Service(OneShard(shard), metrics, threaded, self, shares)
 
     def catch_up(self) -> None:

@@ -14,7 +14,7 @@ from fasti.client.durations import Duration
 from fasti.client.machines.returns import DueAt, Return, Segment, due_again, release_argument
 from fasti.client.message import Message, check_reason
 from fasti.client.outcomes import Outcomes
-from fasti.client.settling import Waiter
+from fasti.client.settling import Waiter, await_outcomes
 from fasti.errors import IllegalTransition, InvalidArgument
 
 
@@ -212,8 +212,10 @@ class Batch:
             part.segments[0][0].session.give_back(part, False, None)
         if not wait:
             return None
+        session = returned.segments[0][0].session
+        limit_s = session.limit_s(timeout)
         outcomes = [
-            part.segments[0][0].session.await_outcomes(part, waiter, timeout)
+            await_outcomes(part, waiter, limit_s, session.failures)
             for part, waiter in zip(parts, waiters, strict=True)
         ]
         return Outcomes.joined(outcomes).placed(places)

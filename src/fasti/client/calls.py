@@ -156,8 +156,16 @@ class Inbox:
         self._count = 0
         self._lock = threading.Lock()
         self._transport = client.transport
+        # An answer comes by the shard of its request: each has a partition of the inbox.
+        shards = self._transport.shard_count
+        partitions = {} if shards == 1 else {"partitions": shards}
         client.create_topic(
-            self.topic, lookahead=0, max_attempts=1, lease="1m", idle_age_us=_INBOX_IDLE_US
+            self.topic,
+            lookahead=0,
+            max_attempts=1,
+            lease="1m",
+            idle_age_us=_INBOX_IDLE_US,
+            **partitions,
         )
         consumer = Consumer(
             client.transport,

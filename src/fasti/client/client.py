@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fasti.client.log_place import Start
     from fasti.client.messages import Messages
     from fasti.client.outbox import Outbox
+    from fasti.client.outboxes import Outboxes
     from fasti.client.producer import Producer
     from fasti.client.reader import Reader
     from fasti.client.session import Session
@@ -214,9 +215,11 @@ class Client(TopicCalls, Closing):
         whose receipt was thrown away unread, as `connect` says.
         """
         from fasti.client.producer import Producer
+        from fasti.client.sharded_producer import ShardedProducer
 
         self._check_open()
-        made = Producer(
+        make = Producer if self.transport.shard_count == 1 else ShardedProducer
+        made = make(
             self.transport,
             topic,
             self.owner if owner is None else owner,
@@ -234,7 +237,7 @@ class Client(TopicCalls, Closing):
         gone.atexit = False
         return made
 
-    def _boxes(self, topic: str | None = None) -> list[Outbox]:
+    def _boxes(self, topic: str | None = None) -> list[Outbox | Outboxes]:
         """Where sends may be under way: of producers in use, and of those thrown away."""
         boxes = [*(producer.outbox for producer in self._producers), *self._thrown_away]
         return [box for box in boxes if topic is None or box.topic == topic]

@@ -113,7 +113,7 @@ class Consumer(Closing):
     @property
     def reconnections(self) -> int:
         """How often the connection was lost."""
-        return self._session.reconnections
+        return sum(machine.reconnections for machine in self._session.machines)
 
     def __iter__(self) -> Iterator[Message]:
         self._begin()

@@ -91,6 +91,11 @@ class Outbox:
         self._abandoned: list[tuple[Stream, bool]] = []
         # Called without the lock, by whichever thread brought the answer, after each shipment's.
         self.on_settled: Callable[[Shipment], None] | None = None
+        # Asked before a shipment fails: True if it goes another way, and is settled there.
+        self.on_refused: Callable[[Shipment, FastiError], bool] | None = None
+        # Those of the same producer to other shards, and how many callers wait here for room.
+        self._peers: list[Outbox] = []
+        self._waiting_for_room = 0
         forking.register(self)
 
     # Callers, with the lock
@@ -180,7 +185,24 @@ class Outbox:
             self._thread.start()
         self.wake()
 
+    def share_with(self, peers: list[Outbox]) -> None:
+        """Has the limits of the buffer be for this one and those together. Called before it is used."""
+        for peer in peers:
+            self._peers.append(peer)
+            self.machine.peers.append(peer.machine)
+            peer._peers.append(self)
+            peer.machine.peers.append(self.machine)
+
     def _await_room(self) -> None:
+        if self.machine.closed or not self.machine.has_room:
+            # First, then it looks again: who makes room elsewhere looks at this after it has made it.
+            self._waiting_for_room += 1
+            try:
+                self._wait_for_room()
+            finally:
+                self._waiting_for_room -= 1
+
+    def _wait_for_room(self) -> None:
         machine = self.machine
         until: float | None = None
         while True:
@@ -237,6 +259,11 @@ class Outbox:
         with self.lock:
             mark = self.machine.mark()
             self.wake()
+        self.await_answers(mark, timeout)
+
+    def await_answers(self, mark: int, timeout: float | None) -> None:
+        """Waits until everything before the mark has its receipt. Raises `timed_out`."""
+        with self.lock:
             done = self._room.wait_for(lambda: self.machine.answered(mark), timeout)
         if not done:
             raise TimedOut(f"not everything sent to {self.topic!r} was answered in {timeout} s")
@@ -264,6 +291,7 @@ class Outbox:
         self._work = self._runtime.condition(self.lock)
         self._room = self._runtime.condition(self.lock)
         self._sleeping = self._wanted = False
+        self._waiting_for_room = 0
         self._thread = self._stream = self.led = None
         self._abandoned = []
 
@@ -399,20 +427,31 @@ class Outbox:
 
     def _fail(self, failed: _Failed) -> None:
         for shipment, error in failed:
-            self._settle(shipment, None, error)
+            if self.on_refused is not None and self.on_refused(shipment, error):
+                self._forget(shipment)
+            else:
+                self._settle(shipment, None, error)
 
     def _settle(
         self, shipment: Shipment, outcomes: Outcomes | None, error: FastiError | None = None
     ) -> None:
         shipment.settle(outcomes, error)
+        self._forget(shipment)
+        if self.on_settled is not None:
+            self.on_settled(shipment)
+
+    def _forget(self, shipment: Shipment) -> None:
+        """It is not on its way any more."""
         with self.lock:
             looks = self.machine.settle(shipment)
             self._room.notify_all()
             # A lone send that was answered leaves nothing to do: the next one leads.
             if looks or not self._sleeping:
                 self.wake()
-        if self.on_settled is not None:
-            self.on_settled(shipment)
+        for peer in self._peers:
+            if peer._waiting_for_room:
+                with peer.lock:
+                    peer._room.notify_all()
 
 
 def _widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -8,11 +8,14 @@ lost connections too, and a send that is repeated because of one is not a second
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal, overload
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fasti.client.closing import Closing
 from fasti.client.columns import as_bytes, as_headers, message_batch, one_expiry, pieces
@@ -61,10 +64,36 @@ def checked_priority(priority: Any) -> int:
     return int(priority)
 
 
+def check_conflict(on_conflict: object) -> None:
+    """Raises `invalid_argument` if it is no rule for keys that are taken."""
+    if on_conflict not in _ON_CONFLICT:
+        raise InvalidArgument(
+            f"on_conflict must be one of {', '.join(_ON_CONFLICT)}, not {on_conflict!r}",
+            field="on_conflict",
+        )
+
+
 @lru_cache(4096)
 def _checked_subject(subject: str) -> str:
     check_subjects(pa.array([subject], type=pa.string()))
     return subject
+
+
+@dataclass(slots=True)
+class Cut:
+    """A batch as the pieces in which it travels, and by which outbox each does."""
+
+    pieces: list[tuple[Outbox, pa.RecordBatch]]
+    # Which rows of the batch theirs are, one piece's after the other's; None: the same.
+    places: NDArray[np.intp] | None = None
+
+
+def cut_pieces(batch: pa.RecordBatch, limits: Limits, atomic: bool) -> list[pa.RecordBatch]:
+    """A batch in pieces that each travel by themselves; an atomic one is whole."""
+    if atomic:
+        return [batch] if batch.num_rows else []
+    rows_max = min(limits.batch_rows_max, _PIECE_ROWS)
+    return pieces(batch, rows_max, min(limits.batch_bytes_max, _PIECE_BYTES))
 
 
 class Producer(Closing):
@@ -91,12 +120,13 @@ class Producer(Closing):
         buffer_bytes: int = 64 << 20,
         on_failure: OnFailure | None = None,
         reports: FailureReports | None = None,
+        failures: Failures | None = None,
     ) -> None:
         self.topic = topic
         self.owner = owner
         self._limits = limits or Limits()
         self._payload_max = self._limits.payload_bytes_max
-        self._box = Outbox(
+        self._box: Any = Outbox(
             transport,
             topic,
             owner,
@@ -104,7 +134,7 @@ class Producer(Closing):
             deadline_s=duration_us(deadline, "deadline") / 1_000_000,
             rows_max=buffer_rows,
             bytes_max=buffer_bytes,
-            failures=Failures(topic, on_failure, reports),
+            failures=failures or Failures(topic, on_failure, reports),
         )
         self._machine = self._box.machine
 
@@ -187,8 +217,7 @@ class Producer(Closing):
                     or parcel.on_conflict != on_conflict
                     or parcel.partition != partition
                 ):
-                    if on_conflict not in _ON_CONFLICT:
-                        self._refuse_conflict(on_conflict)
+                    check_conflict(on_conflict)
                     parcel = box.begin(on_conflict, checked_partition(partition))
                 payloads = parcel.payloads
                 row = len(payloads)
@@ -266,12 +295,6 @@ class Producer(Closing):
     def _refuse(self, field: str, size_bytes: int, limit: int) -> None:
         raise InvalidArgument(
             f"{field} has {size_bytes} bytes, the limit is {limit}", field=field, limit=limit
-        )
-
-    def _refuse_conflict(self, on_conflict: object) -> None:
-        raise InvalidArgument(
-            f"on_conflict must be one of {', '.join(_ON_CONFLICT)}, not {on_conflict!r}",
-            field="on_conflict",
         )
 
     @overload
@@ -358,28 +381,29 @@ class Producer(Closing):
         batch = message_batch(
             payloads, due, delay, key, headers, content_type, priority, subject, at, expires
         )
-        checked_partition(partition)
-        cut = self.cut(batch, on_conflict, atomic)
-        box = self._box
+        cut = self.cut(batch, on_conflict, atomic, checked_partition(partition))
         parcels = []
-        for piece in cut:
+        for box, piece in cut.pieces:
             with box.lock:
                 parcels.append(box.add(piece, on_conflict, atomic, stage, partition))
-        pending = PendingBatch(parcels)
+        pending = PendingBatch(parcels, cut.places)
         return pending.result(timeout) if wait else pending
 
-    def cut(self, batch: pa.RecordBatch, on_conflict: str, atomic: bool) -> list[pa.RecordBatch]:
+    def cut(
+        self, batch: pa.RecordBatch, on_conflict: str, atomic: bool, partition: int | None = None
+    ) -> Cut:
         """A batch as the pieces in which it travels."""
-        if on_conflict not in _ON_CONFLICT:
-            self._refuse_conflict(on_conflict)
-        if atomic:
-            return [batch] if batch.num_rows else []
-        limits = self._limits
-        rows_max = min(limits.batch_rows_max, _PIECE_ROWS)
-        return pieces(batch, rows_max, min(limits.batch_bytes_max, _PIECE_BYTES))
+        check_conflict(on_conflict)
+        return Cut([(self._box, piece) for piece in cut_pieces(batch, self._limits, atomic)])
+
+    # Whether `send` and `cut` need not wait for a broker.
+    _ready = True
+
+    def _get_ready(self) -> None:
+        """Waits for what they need, if it is not there."""
 
     @property
-    def outbox(self) -> Outbox:
+    def outbox(self) -> Any:
         """What is on its way: for the asyncio producer, which waits in another manner."""
         return self._box
 

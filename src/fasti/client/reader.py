@@ -275,6 +275,8 @@ class Reader:
         """What each shard that has something of it is asked for."""
         if len(self._shards) == 1:
             return {0: place}
+        # The topic may have been made anew since it was asked for.
+        self._transport.forget_layout(self.topic)
         layout = self._transport.layout(self.topic)
         if "offset" in place and "partition" not in place and layout.partitions > 1:
             raise InvalidArgument(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fasti.client.durations import Duration, seconds
 from fasti.client.failures import FailureReports, Failures, described
@@ -44,6 +45,7 @@ class Shipment(Parcel):
         "error",
         "failures",
         "listeners",
+        "moves",
         "outcomes",
         "timeout_s",
     )
@@ -60,6 +62,8 @@ class Shipment(Parcel):
         # How long one waits for a single receipt who doesn't say how long.
         self.timeout_s = timeout_s
         self.answered = threading.Event()
+        # How often it was sent to another shard instead.
+        self.moves = 0
         self.outcomes: Outcomes | None = None
         self.error: FastiError | None = None
         # To be called when the answer is here.
@@ -259,10 +263,12 @@ class Receipt:
 class PendingBatch:
     """What `send_batch(..., wait=False)` gives: the outcomes, when they are there."""
 
-    __slots__ = ("_looked", "_parcels")
+    __slots__ = ("_looked", "_parcels", "_places")
 
-    def __init__(self, parcels: list[Shipment]) -> None:
+    def __init__(self, parcels: list[Shipment], places: NDArray[np.intp] | None = None) -> None:
         self._parcels = parcels
+        # Which rows of the batch theirs are, one parcel's after the other's; None: the same.
+        self._places = places
         self._looked = False
 
     @property
@@ -276,7 +282,8 @@ class PendingBatch:
         Raises `timed_out`, or the error that refused a batch.
         """
         found = [parcel.wait(seconds(timeout), self._look) for parcel in self._parcels]
-        return Outcomes.joined(found)
+        outcomes = Outcomes.joined(found)
+        return outcomes if self._places is None else outcomes.placed(self._places)
 
     def _look(self) -> None:
         self._looked = True

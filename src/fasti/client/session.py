@@ -23,13 +23,12 @@ from fasti.client.absence import absence_of
 from fasti.client.durations import Duration, duration_us
 from fasti.client.failures import Failures
 from fasti.client.machines.consumer import ConsumerMachine, Write
-from fasti.client.machines.now import Now
 from fasti.client.machines.places import SharedCredit
 from fasti.client.machines.returns import Return
 from fasti.client.machines.run import Run, prepare
 from fasti.client.outcomes import Outcomes
 from fasti.client.replies import Replies
-from fasti.client.settling import Settling, Waiter, no_answer
+from fasti.client.settling import Settling, Waiter, await_outcomes
 from fasti.client.taking import Taking
 from fasti.client.topics import check_consumable
 from fasti.client.transport import Content, Header, Stream, Transport
@@ -88,6 +87,7 @@ class Session:
         # Every ack counts here, every message is taken there: one step less to go.
         self.gathering = self.machine.gathering
         self.holding = self.machine.holding
+        self.machines = [self.machine]
         self.taking = Taking(self._runtime, self.lock, self.holding, self.clock, self.wake)
         self._transport = transport
         # Answers to requests go beside the session, with the acks of what they answer.
@@ -103,19 +103,17 @@ class Session:
         self._closed = threading.Event()
         forking.register(self)
 
-    def start(self) -> None:
+    def start(self, settings: TopicSettings | None = None) -> None:
         """Connects, once. Raises `not_found` if there is no such topic, `invalid_argument` if it is
-        of a kind that can't be consumed.
+        of a kind that can't be consumed; nothing where its settings are given.
         """
         with self.lock:
             started = self._thread is not None or self.machine.closing
         if started:
             return
         prepare()
-        self.begin(consumable_settings(self._transport, self.topic, self.group))
-
-    def begin(self, settings: TopicSettings) -> None:
-        """The same, where the settings of the topic are known."""
+        if settings is None:
+            settings = consumable_settings(self._transport, self.topic, self.group)
         with self.lock:
             if self._thread is None and not self.machine.closing:
                 self.machine.settings = settings
@@ -124,15 +122,6 @@ class Session:
                     f"fasti-consume-{self.topic}", partial(_run, self), self._turn, self._work
                 )
                 self._thread.start()
-
-    @property
-    def reconnections(self) -> int:
-        """How often the connection was lost."""
-        return self.machine.reconnections
-
-    def now(self) -> Now:
-        """What the clocks show."""
-        return self.taking.now()
 
     @property
     def attempts_max(self) -> int:
@@ -205,19 +194,9 @@ class Session:
             self.wake()
         if not taken:
             self._return_afterwards([returned])
-        return None if waiter is None else self.await_outcomes(returned, waiter, timeout)
-
-    def await_outcomes(
-        self, returned: Return, waiter: Waiter, timeout: Duration | None
-    ) -> Outcomes:
-        """The outcomes of a return that was given back with this waiter. Raises as `give_back`."""
-        limit_s = self.limit_s(timeout)
-        outcomes = waiter.wait(limit_s)
-        if outcomes is None:
-            raise no_answer(returned.op, limit_s)
-        if returned.op != "extend" and not outcomes.all_ok:
-            self.failures.counted(len(outcomes.failed))
-        return outcomes
+        if waiter is None:
+            return None
+        return await_outcomes(returned, waiter, self.limit_s(timeout), self.failures)
 
     def finished_elsewhere(self, run: Run, row: int) -> None:
         """A transaction finished a message: its place is free."""
@@ -259,20 +238,10 @@ class Session:
     def flush(self, timeout: float | None) -> None:
         """Waits until everything that was returned so far is answered. Raises `timed_out`."""
         with self.lock:
-            mark = self.begin_flush()
-            self._await_answers(mark, timeout)
-
-    def begin_flush(self) -> int | None:
-        """With the lock: has everything go. Gives up to where `finish_flush` waits."""
-        mark = self.machine.mark()
-        self.wake()
-        # A reply that is refused is returned, so that everything has to be waited for.
-        return None if self.replies.busy else mark
-
-    def finish_flush(self, mark: int | None, timeout: float | None) -> None:
-        """Waits until everything before the mark is answered. Raises `timed_out`."""
-        with self.lock:
-            self._await_answers(mark, timeout)
+            mark = self.machine.mark()
+            self.wake()
+            # A reply that is refused is returned, so that everything has to be waited for.
+            self._await_answers(None if self.replies.busy else mark, timeout)
 
     def _await_answers(self, mark: int | None, timeout: float | None) -> None:
         """Waits for what was returned before the mark; without one for everything, replies too."""

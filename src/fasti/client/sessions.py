@@ -14,6 +14,7 @@ from typing import Any
 
 from fasti.client import forking
 from fasti.client.failures import Failures
+from fasti.client.machines.consumer import ConsumerMachine
 from fasti.client.machines.holdings import Holdings
 from fasti.client.machines.places import Places, SharedCredit
 from fasti.client.machines.run import prepare
@@ -131,7 +132,7 @@ class Sessions:
                     self.holding.add(session)
                 self.sessions = sessions
             for session in sessions:
-                session.begin(settings)
+                session.start(settings)
                 if self._draining:
                     with self.lock:
                         session.machine.drain()
@@ -148,9 +149,9 @@ class Sessions:
         raise problem
 
     @property
-    def reconnections(self) -> int:
-        """How often a connection was lost."""
-        return sum(session.reconnections for session in self.sessions)
+    def machines(self) -> list[ConsumerMachine]:
+        """Those of its sessions."""
+        return [session.machine for session in self.sessions]
 
     def wake(self) -> None:
         """With the lock: wakes those for whom a machine has something."""
@@ -208,9 +209,12 @@ class Sessions:
         """Waits until everything that was returned so far is answered. Raises `timed_out`."""
         until = self._until(timeout)
         with self.lock:
-            marks = [(session, session.begin_flush()) for session in self.sessions]
-        for session, mark in marks:
-            session.finish_flush(mark, self._left_s(until))
+            # Everything goes now; then each is waited for.
+            for session in self.sessions:
+                session.machine.mark()
+                session.wake()
+        for session in self.sessions:
+            session.flush(None if until is None else max(0.0, until - self.taking.monotonic()))
 
     def close(self, timeout: float | None) -> None:
         """Waits for answers, ends the sessions, gives back what was not started."""

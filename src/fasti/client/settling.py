@@ -47,6 +47,21 @@ def no_answer(op: str, timeout_s: float) -> TimedOut:
     )
 
 
+def await_outcomes(
+    returned: Return, waiter: Waiter, limit_s: float, failures: Failures
+) -> Outcomes:
+    """The outcomes of a return that was given back with this waiter.
+
+    Raises `timed_out`, and the error that refused it.
+    """
+    outcomes = waiter.wait(limit_s)
+    if outcomes is None:
+        raise no_answer(returned.op, limit_s)
+    if returned.op != "extend" and not outcomes.all_ok:
+        failures.counted(len(outcomes.failed))
+    return outcomes
+
+
 class Settling:
     """For one consumer. `header` names its topic, and its group if it has one.
 

@@ -9,12 +9,12 @@ partition, id or key, and rows without any by a hash of their payload.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from fasti.client.shards.parallel import each
 from fasti.client.transport import Header, Transport
 from fasti.core.layout import Layout
 from fasti.errors import FastiError, InvalidArgument
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Int64s = NDArray[np.int64]
 
-_AT_ONCE = 8
 T = TypeVar("T")
 
 
@@ -122,12 +121,14 @@ def on_all(transport: Transport, ask: Callable[[int, Transport], T]) -> list[T]:
 
     Raises the first error when all have answered.
     """
-    shards = [transport.shard(number) for number in range(transport.shard_count)]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(shards)), "fasti-shards") as threads:
-        answers = [threads.submit(ask, number, shard) for number, shard in enumerate(shards)]
-        for answer in answers:
-            answer.exception()
-    return [answer.result() for answer in answers]
+    numbers = range(transport.shard_count)
+    answers = each(transport.runtime, lambda n: ask(n, transport.shard(n)), numbers)
+    results = []
+    for answer in answers:
+        if isinstance(answer, FastiError):
+            raise answer
+        results.append(answer)
+    return results
 
 
 def summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -45,6 +45,7 @@ from fasti.client.columns import pieces
 from fasti.client.durations import Duration, seconds
 from fasti.client.pauses import PASSING, Pauses
 from fasti.client.transport import Header, Stream, Transport
+from fasti.core.layout import Layout
 from fasti.errors import (
     AlreadyExists,
     Closed,
@@ -202,16 +203,15 @@ class Sink:
     def _check_conflicts(self, batch: int, names: list[list[str]], until: float | None) -> None:
         """Raises `already_exists` if any shard would refuse its part, before one has published any."""
 
-        def check(number: int, shard: Transport) -> FastiError | None:
-            if not names[number]:
-                return None
+        def check(number: int, shard: Transport) -> list[AlreadyExists | None]:
             try:
-                self._publish(shard, batch, names[number], until, dry_run=True)
+                if names[number]:
+                    self._publish(shard, batch, names[number], until, dry_run=True)
             except AlreadyExists as error:
-                return error
-            return None
+                return [error]
+            return [None]
 
-        errors = [error for error in sink_shards.on_all(self._transport, check) if error]
+        errors = [error for [error] in sink_shards.on_all(self._transport, check) if error]
         if errors:
             raise sink_shards.conflicts_of(errors)
 
@@ -540,7 +540,7 @@ class SpreadStageWriter(StageWriter):
         self, transport: Transport, descriptor: Header, limits: Limits, patience_s: float
     ) -> None:
         super().__init__(transport, descriptor, limits, patience_s)
-        self._layout = transport.layout(descriptor["topic"])
+        self._layout: Layout | None = None
         self._parts: dict[int, StageWriter] = {}
 
     @property
@@ -552,15 +552,20 @@ class SpreadStageWriter(StageWriter):
         """Sends each row to its shard; waits while too much is under way."""
         if self._staged is not None:
             raise Closed("the stage is closed")
+        if self._layout is None:
+            topic = self._descriptor["topic"]
+            # The topic may have been made anew since it was written last.
+            self._transport.forget_layout(topic)
+            self._layout = self._transport.layout(topic)
         for rows in batch.to_batches() if isinstance(batch, pa.Table) else [batch]:
             for shard, mine in sink_shards.split(self._layout, rows):
-                self._part(shard).write(mine)
+                self._part(shard, self._layout).write(mine)
             self._rows += rows.num_rows
 
-    def _part(self, shard: int) -> StageWriter:
+    def _part(self, shard: int, layout: Layout) -> StageWriter:
         part = self._parts.get(shard)
         if part is None:
-            room = max(_BYTES_UNDER_WAY // len(self._layout.all_shards), _BATCH_BYTES)
+            room = max(_BYTES_UNDER_WAY // len(layout.all_shards), _BATCH_BYTES)
             place = (self._transport.shard(shard), self._descriptor, self._limits)
             part = self._parts[shard] = StageWriter(*place, self._patience_s, room)
         return part

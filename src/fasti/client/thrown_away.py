@@ -16,6 +16,7 @@ from fasti.errors import FastiError
 if TYPE_CHECKING:
     from fasti.client.failures import Failures
     from fasti.client.outbox import Outbox
+    from fasti.client.outboxes import Outboxes
 
 # So many may be here before the first look at which of them are over.
 _LOOK_AT = 16
@@ -25,19 +26,19 @@ class ThrownAway:
     """Their outboxes. Takes no lock: the collector of garbage adds one in the middle of anything."""
 
     def __init__(self) -> None:
-        self._boxes: list[Outbox] = []
+        self._boxes: list[Outbox | Outboxes] = []
         self._look_at = _LOOK_AT
         # The first failure that was not read, of those that are forgotten: `close` raises one only.
         self._failures: Failures | None = None
 
-    def add(self, box: Outbox) -> None:
+    def add(self, box: Outbox | Outboxes) -> None:
         """Its producer is gone."""
         self._boxes.append(box)
         if len(self._boxes) >= self._look_at:
             self._forget()
             self._look_at = _LOOK_AT + 2 * len(self._boxes)
 
-    def __iter__(self) -> Iterator[Outbox]:
+    def __iter__(self) -> Iterator[Outbox | Outboxes]:
         """Those that have something under way."""
         return iter([box for box in list(self._boxes) if not box.settled])
 

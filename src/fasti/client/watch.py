@@ -215,7 +215,11 @@ class Watch:
 
 def watched_shards(transport: Transport, topic: str) -> list[int]:
     """The shards that have entries of a topic. Raises `not_found` where there are several."""
-    return [0] if transport.shard_count == 1 else transport.layout(topic).all_shards
+    if transport.shard_count == 1:
+        return [0]
+    # The topic may have been made anew since it was asked for.
+    transport.forget_layout(topic)
+    return transport.layout(topic).all_shards
 
 
 def watch_position(transport: Transport, topic: str) -> WatchPosition:

@@ -97,8 +97,16 @@ class Layout:
         return (hashes % np.uint64(self.partitions)).astype(np.int64)
 
     def shard_of_key(self, key: str) -> int:
-        """The shard of one key."""
-        return int(self.shards_of_keys(pa.array([key]))[0])
+        """The shard of one key. For every `send`: nothing of Arrow for a single one."""
+        # Imported late, as below.
+        from xxhash import xxh64_intdigest
+
+        return self._shard_list[xxh64_intdigest(key.encode()) % self.partitions]
+
+    @cached_property
+    def _shard_list(self) -> list[int]:
+        shards: list[int] = self.by_partition.tolist()
+        return shards
 
     def shards_of_ids(self, ids: Int64s) -> Int64s:
         """The shard of each message, by its id."""

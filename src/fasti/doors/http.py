@@ -89,18 +89,24 @@ _REASONS = {
 
 def _why(health: dict[str, Any]) -> str:
     """A sentence for a person who opens the page."""
-    why = f"the broker is {health['state']}"
-    if health.get("reason") in _REASONS:
-        why += f", and {_REASONS[health['reason']]}"
-    for process in health.get("processes", ()):
-        if not process["ready"]:
-            shards = f"shard{'s' if len(process['shards']) > 1 else ''} {process['shards']}"
-            why += f"; process {process['process']} ({shards}) is {process['state']}"
+    each = [process for process in health.get("processes", ()) if not process["ready"]]
+    why = "; ".join(_state(f"process {p['process']} ({_shards(p['shards'])})", p) for p in each)
+    why = why or _state("the broker", health)
     for thread in health.get("threads", ()):
         seconds = f"{thread['seconds']:g} s"
         since = f"{seconds} ago" if thread["state"] == "died" else f"for {seconds}"
         why += f"; the thread {thread['name']} {thread['state']} {since}"
     return why
+
+
+def _state(who: str, health: dict[str, Any]) -> str:
+    shard = f" (shard {health['shard']})" if "shard" in health else ""
+    reason = _REASONS.get(health.get("reason", ""))
+    return f"{who} is {health['state']}" + (f", and {reason}" if reason else "") + shard
+
+
+def _shards(shown: str) -> str:
+    return f"shard{'' if shown.isdigit() else 's'} {shown}"
 
 
 def _metrics(broker: AskedBroker) -> APIRouter:

@@ -144,6 +144,8 @@ class Planner:
     def _shards_with(self, keys: list[str] | None) -> list[int]:
         """Those that have something of the topic; if keys are named, something of these."""
         transport, topic = self._client.transport, self._options["topic"]
+        # The topic may have been made anew since it was read last.
+        transport.forget_layout(topic)
         shards = shards_of(transport, topic)
         if keys and len(shards) > 1:
             layout = transport.layout(topic)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fasti.client.log import LogPartition
 from fasti.client.position import shard_number
 from fasti.client.transport import Transport
+from fasti.errors import NotFound, WrongShard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +38,21 @@ def describe_log(
     transport: Transport, topic: str, timeout_s: float | None = None
 ) -> tuple[str, dict[str, LogPartition]]:
     """Which log it is, and its partitions by their numbers as JSON has them."""
+    try:
+        found = _described(transport, topic, timeout_s)
+        if transport.shard_count == 1 or len(found[1]) == transport.layout(topic).partitions:
+            return found
+    except (WrongShard, NotFound):
+        if transport.shard_count == 1:
+            raise
+    # The topic was deleted and made anew, perhaps on other shards.
+    transport.forget_layout(topic)
+    return _described(transport, topic, timeout_s)
+
+
+def _described(
+    transport: Transport, topic: str, timeout_s: float | None
+) -> tuple[str, dict[str, LogPartition]]:
     identities, partitions = [], list[LogPartition]()
     for number in shards_of(transport, topic):
         header, _ = transport.shard(number).call("log", {"topic": topic}, timeout=timeout_s)

@@ -69,7 +69,7 @@ class IdleRun:
             if started:
                 self._app.stop()
         self._client.checkpoint()
-        return self._ran(began.frame)
+        return self._ran(began.frames)
 
     def _go_on(self, until_us: int) -> None:
         broker = self._broker
@@ -117,7 +117,7 @@ class IdleRun:
         due_us = self._broker.next_due_us(self._topics)
         return due_us if due_us is not None and due_us <= until_us else None
 
-    def _ran(self, after_frame: int) -> list[Run]:
+    def _ran(self, after: dict[str, int]) -> list[Run]:
         keys: dict[tuple[str, int], str | None] = {}
         runs: list[Run] = []
         for table in self._client.changes():
@@ -125,17 +125,23 @@ class IdleRun:
                 place = (row["topic"], row["id"])
                 if row["op"] == "produced" and row["key"] is not None:
                     keys[place] = row["key"]
-                elif self._is_run(row, after_frame):
+                elif self._is_run(row, after):
                     number = row["offset"] if row["id"] is None else row["id"]
                     at = as_datetime(row["started_us"])
                     reason = row["reason"] or ""
                     runs.append(Run(row["topic"], number, keys.get(place), row["op"], reason, at))
-        return runs
+        # Each shard's are in order already.
+        return sorted(runs, key=lambda run: run.at) if len(after) > 1 else runs
 
-    def _is_run(self, row: dict[str, Any], after_frame: int) -> bool:
+    def _is_run(self, row: dict[str, Any], after: dict[str, int]) -> bool:
         # What was given back without having been begun has no start.
         started = row["op"] in _ENDS and row["started_us"] is not None
-        return started and row["topic"] in self._topics and row["position"] > after_frame
+        return started and row["topic"] in self._topics and row["position"] > _behind(row, after)
+
+
+def _behind(row: dict[str, Any], after: dict[str, int]) -> int:
+    """Where the run began, in the feed that the row is of."""
+    return after[row["shard"]] if len(after) > 1 else next(iter(after.values()))
 
 
 def _moment_us(until: Duration | datetime, now_us: int) -> int:

@@ -17,26 +17,27 @@ import threading
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fasti.broker.caller import EMBEDDED
 from fasti.broker.clock import EngineClock
+from fasti.broker.host import Host
 from fasti.broker.metrics.counts import Metrics
-from fasti.broker.placement import OneShard
-from fasti.broker.service import Service
-from fasti.broker.shard import Shard
 from fasti.client.durations import Duration, aware_us, duration_us
 from fasti.client.embedded_transport import EmbeddedTransport
+from fasti.client.shards.transport import ShardedTransport
+from fasti.client.transport import Transport
 from fasti.config import Durability, ShardSettings
 from fasti.core.log.commands import GroupBacklog, ReadBacklog
 from fasti.errors import InvalidArgument, NotFound, TimedOut
 from fasti.runtime import SystemRuntime
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
+from fasti.storage.shard_folders import ShardFolders
 
 if TYPE_CHECKING:
     from fasti.app import aio
@@ -133,19 +134,29 @@ class VirtualBroker:
     """
 
     def __init__(
-        self, start: datetime | None = None, settings: ShardSettings | None = None
+        self,
+        start: datetime | None = None,
+        settings: ShardSettings | None = None,
+        shards: int = 1,
     ) -> None:
+        """`shards`: how many the broker has, all in this process."""
         self.machine = VirtualClock(start or START)
         self._place = tempfile.TemporaryDirectory(prefix="fasti-testing-")
         self.watch = _Watch()
-        self.shard = Shard(
-            FileStorage(LocalFiles(self._place.name)),
-            settings or _SETTINGS,
-            SystemRuntime(self.machine),
-        )
-        self.clock = VirtualTime(self.machine, self.shard.clock)
         # Schedules fire when the time is moved on.
-        self.service = Service(OneShard(self.shard), self.watch, threaded=False)
+        self.host = Host(
+            _storages(self._place.name, shards),
+            settings or _SETTINGS,
+            shards=shards,
+            cluster="testing" if shards > 1 else "",
+            metrics=self.watch,
+            runtime=SystemRuntime(self.machine),
+            threaded=False,
+        )
+        # The only ones, or those of the catalogue.
+        self.shard, self.service = self.host.all_shards()[0], self.host.first
+        self._schedulers = [each for s in self.host.all_services() for each in s.schedulers]
+        self.clock = VirtualTime(self.machine, self.shard.clock)
         self._clients: list[Client] = []
         self._closed = False
 
@@ -157,9 +168,20 @@ class VirtualBroker:
         self._clients.append(client)
         return client
 
-    def transport(self) -> EmbeddedTransport:
+    def transport(self) -> Transport:
         """The way to this broker, for a client made by hand."""
-        return EmbeddedTransport(service=self.service, clock=self.clock)
+        ways = [
+            EmbeddedTransport(service=service, clock=self.clock)
+            for service in self.host.all_services()
+        ]
+        if len(ways) == 1:
+            return ways[0]
+
+        def close() -> None:
+            for way in ways:
+                way.close()
+
+        return ShardedTransport(ways, clock=self.clock, name="an embedded broker", close=close)
 
     @property
     def now(self) -> datetime:
@@ -237,7 +259,7 @@ class VirtualBroker:
 
     def open_work(self, names: Collection[str] | None = None) -> dict[str, dict[str, int]]:
         """What is ready or leased now, by topic; of logs, what their groups have to do."""
-        found, _ = self.service.call(EMBEDDED, "topics", {"version": 1})
+        found, _ = self._own_transport.call("topics")
         open_work = {}
         for topic in found["topics"]:
             name, counts = topic["topic"], topic["counts"]
@@ -267,6 +289,10 @@ class VirtualBroker:
         return messages.list(limit=None, columns=["due_us"], **wanted)
 
     @cached_property
+    def _own_transport(self) -> Transport:
+        return self.transport()
+
+    @cached_property
     def _own_client(self) -> Client:
         return self.client()
 
@@ -274,9 +300,7 @@ class VirtualBroker:
         """When a message of these topics is due next, or any schedule has something to do."""
         now_us = self.clock.now_us()
         # Schedules that were put since the time was moved are not known to it yet.
-        scheduler = self.service.schedulers[0]
-        scheduler.catch_up()
-        found = [at_us for at_us in (scheduler.next_us(),) if at_us is not None]
+        found = [at_us for at_us in (self._catch_up(),) if at_us is not None]
         for topic in self._own_client.topics():
             if topic.name not in names:
                 continue
@@ -291,21 +315,29 @@ class VirtualBroker:
     def _backlog(self, name: str) -> dict[str, GroupBacklog]:
         """What the groups of a log have to do; nothing if the log is gone."""
         try:
-            backlog: dict[str, GroupBacklog] = self.shard.ask(ReadBacklog(name)).result()
+            # Of all shards together.
+            found: dict[str, list[GroupBacklog]] = {}
+            for shard in self.host.all_shards():
+                for group, backlog in shard.ask(ReadBacklog(name)).result().items():
+                    found.setdefault(group, []).append(backlog)
         except NotFound:
             return {}
-        return backlog
+        return {group: _joined(backlogs) for group, backlogs in found.items()}
 
     def _move(self, wall_us: int, tick_us: int) -> None:
         """In pieces, so that schedules find the moments at which they are due."""
         until_us = self.clock.now_us() + wall_us
-        scheduler = self.service.schedulers[0]
-        scheduler.catch_up()
-        while (at_us := scheduler.next_us()) is not None and at_us < until_us:
+        while (at_us := self._catch_up()) is not None and at_us < until_us:
             self._move_on(max(at_us - self.clock.now_us(), 0), 0)
-            scheduler.catch_up()
         self._move_on(until_us - self.clock.now_us(), tick_us)
-        scheduler.catch_up()
+        self._catch_up()
+
+    def _catch_up(self) -> int | None:
+        """Schedules do what they have to by now: when they have something to do next."""
+        for scheduler in self._schedulers:
+            scheduler.catch_up()
+        moments = [scheduler.next_us() for scheduler in self._schedulers]
+        return min((at_us for at_us in moments if at_us is not None), default=None)
 
     def _move_on(self, wall_us: int, tick_us: int) -> None:
         self.machine.move(wall_us, tick_us)
@@ -314,7 +346,8 @@ class VirtualBroker:
     def _serve_due(self) -> None:
         # The first step hands out what is due; those behind it what that left to be done.
         for _ in range(_STEPS_TO_SETTLE):
-            self.shard.submit([]).result(_PATIENCE_S)
+            for shard in self.host.all_shards():
+                shard.submit([]).result(_PATIENCE_S)
 
     def close(self) -> None:
         """Closes the clients and the broker, and deletes its files."""
@@ -325,9 +358,9 @@ class VirtualBroker:
             for client in reversed(self._clients):
                 client.close()
         finally:
-            self.service.begin_stopping()
-            self.service.close()
-            self.shard.close(checkpoint=False)
+            self.host.begin_stopping()
+            self.host.close_services()
+            self.host.abandon()
             self._place.cleanup()
 
     def __enter__(self) -> VirtualBroker:
@@ -335,6 +368,19 @@ class VirtualBroker:
 
     def __exit__(self, *raised: Any) -> None:
         self.close()
+
+
+def _storages(path: str, shards: int) -> dict[int, FileStorage]:
+    """A folder for each shard; one shard has the whole."""
+    folders = ShardFolders(Path(path), shards).folders()
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    return {number: FileStorage(LocalFiles(str(at))) for number, at in enumerate(folders)}
+
+
+def _joined(backlogs: list[GroupBacklog]) -> GroupBacklog:
+    retries = [each.retry_us for each in backlogs if each.retry_us is not None]
+    return GroupBacklog(sum(each.rows for each in backlogs), min(retries, default=None))
 
 
 class _Watch(Metrics):
@@ -349,10 +395,17 @@ class _Watch(Metrics):
 
     def mutated(self, op: str, topic: str, status: NDArray[np.uint8]) -> None:
         super().mutated(op, topic, status)
+        self.note(op, len(status))
+
+    def of_shard(self, shards: int) -> Metrics:
+        return _ShardWatch(self)
+
+    def note(self, op: str, rows: int) -> None:
+        """Something has changed, on any shard."""
         with self._changed:
             self.changes += 1
             if op in _ENDING:
-                self.ends += len(status)
+                self.ends += rows
             self._changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
@@ -366,3 +419,15 @@ class _Watch(Metrics):
                 while self.changes == seen:
                     if not self._changed.wait(timeout):
                         return condition()
+
+
+class _ShardWatch(Metrics):
+    """Those of one of several shards."""
+
+    def __init__(self, whole: _Watch) -> None:
+        super().__init__()
+        self._whole = whole
+
+    def mutated(self, op: str, topic: str, status: NDArray[np.uint8]) -> None:
+        super().mutated(op, topic, status)
+        self._whole.note(op, len(status))

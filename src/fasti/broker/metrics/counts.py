@@ -134,6 +134,10 @@ class Metrics:
 
     # Told by the service
 
+    def of_shard(self, shards: int) -> Metrics:
+        """Those of one of so many shards of a process, which share a page. Called when they are opened."""
+        return Metrics(series_max=self.series_max // shards)
+
     def mutated(self, op: str, topic: str, status: NDArray[np.uint8]) -> None:
         """A batch was carried out: one outcome per row."""
         # Nearly always every row is ok, and that is seen ten times faster than counted.

@@ -222,18 +222,16 @@ class ConsumerMachine:
         self._requests.add(Return("release", None, [(run, rows)], quiet=True))
         self.work = True
 
-    def _release_unstarted(self, run: Run) -> None:
-        rows = run.unfinished(run.next, run.rows)
-        run.rows = run.next
+    def _release_unstarted(self, run: Run, count: int | None = None) -> None:
+        """Its last `count` rows that user code has not begun; without it, all."""
+        begin = run.next if count is None else max(run.next, run.rows - count)
+        rows = run.unfinished(begin, run.rows)
+        run.rows = begin
         if len(rows):
             self._release(run, rows)
-
-    def _release_last(self, run: Run, count: int) -> None:
-        rows = run.unfinished(max(run.next, run.rows - count), run.rows)
-        run.rows -= len(rows)
-        if len(rows):
-            self._release(run, rows)
-            self.custody.leave(run, rows)
+            if count is not None:
+                # Their places are free.
+                self.custody.leave(run, rows)
 
     def _ran_out(self) -> None:
         """Nothing is left here. Acks bring credit; with enough of it they may wait."""
@@ -430,7 +428,7 @@ class ConsumerMachine:
         self.holding.add(run)
         if self.credit.shared and (surplus := self.credit.surplus()):
             # By credit that stood at a shard while those of others took the places.
-            self._release_last(run, surplus)
+            self._release_unstarted(run, surplus)
 
     def receive(self, header: Header, now: Now) -> tuple[Return, FastiError | None] | None:
         """A reply came. If it settles a return, that, and the error that refused it."""

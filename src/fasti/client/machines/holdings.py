@@ -30,6 +30,12 @@ _BATCH_ROWS, _BATCH_APART_US = 256, 100_000
 _SERIAL: AbstractContextManager[Any] = nullcontext()
 
 
+class Clocks(Protocol):
+    """The clocks of a session."""
+
+    def now(self) -> Now: ...
+
+
 class Source(Protocol):
     """A session, as far as taking its messages needs it."""
 
@@ -38,7 +44,8 @@ class Source(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    def now(self) -> Now: ...
+    @property
+    def taking(self) -> Clocks: ...
     def wake(self) -> None: ...
 
 
@@ -126,7 +133,7 @@ class Holdings:
         chosen, others_us = self._choose()
         if chosen is None:
             return None
-        run = chosen.holding.due_run(chosen.now())
+        run = chosen.holding.due_run(chosen.taking.now())
         if run is not None:
             self._places.take()
             # One that waited long may be later than others: it is taken all the same.
@@ -171,7 +178,7 @@ class Holdings:
         """Seconds until the first held message is due; 0 or less: look now."""
         if self.over:
             return 0.0
-        waits = [source.holding.watch(source.now(), everything) for source in self._sources]
+        waits = [source.holding.watch(source.taking.now(), everything) for source in self._sources]
         return min(waits, default=float("inf"))
 
     def seconds_until_due(self, count: int, now: Now) -> float:
@@ -179,7 +186,7 @@ class Holdings:
         self.collect()
         if not self._sources:
             return float("inf")
-        first = self._sources[0].now()
+        first = self._sources[0].taking.now()
         # By the clock of the first of the brokers.
         held = [
             turns + (first.us - source.clock.now_us())
@@ -196,7 +203,7 @@ class Holdings:
         holding = source.holding
         if count >= _BATCH_ROWS and holding.bound_us >= 0:
             holding.bound_us = min(self._own_us, self._others_us + _BATCH_APART_US)
-        return holding.take_due(run, count, source.now())
+        return holding.take_due(run, count, source.taking.now())
 
     def take_each(
         self, run: Run, lock: AbstractContextManager[Any], clock: Clock, wake: Callable[[], None]

@@ -179,22 +179,29 @@ class ProducerMachine(Generic[P]):
         self._tries = 0
         self.trouble: FastiError | None = None
         self._idle_until: float | None = None
+        # Those to the other shards of the topic: the limits are for all of them together.
+        self.peers: list[ProducerMachine[P]] = []
 
     # Callers
 
     @property
     def full(self) -> bool:
         """Whether a send or a batch might have to wait for room."""
-        gathered = self.open
-        rows, size_bytes = self.rows, self.size_bytes
-        if gathered is not None:
-            rows += len(gathered.payloads)
-            size_bytes += gathered.size_bytes
+        rows = size_bytes = 0
+        for machine in (self, *self.peers):
+            # Without the locks of the others: about.
+            gathered = machine.open
+            rows, size_bytes = rows + machine.rows, size_bytes + machine.size_bytes
+            if gathered is not None:
+                rows += len(gathered.payloads)
+                size_bytes += gathered.size_bytes
         return rows >= self._rows_max or size_bytes >= self._bytes_max
 
     @property
     def has_room(self) -> bool:
         """Whether a new parcel may be begun."""
+        if self.peers:
+            return not self.full
         return self.rows < self._rows_max and self.size_bytes < self._bytes_max
 
     def mark(self) -> int:

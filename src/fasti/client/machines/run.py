@@ -19,6 +19,7 @@ from fasti.protocol.schemas import LEASED
 
 if TYPE_CHECKING:
     from fasti.client.durations import Duration
+    from fasti.client.failures import Failures
     from fasti.client.machines.returns import Gathering, Return
     from fasti.client.outcomes import Outcomes
 
@@ -51,6 +52,7 @@ class RunSession(Protocol):
     reason_bytes_max: int
     payload_bytes_max: int
     gathering: Gathering
+    failures: Failures
 
     @property
     def attempts_max(self) -> int: ...
@@ -60,9 +62,6 @@ class RunSession(Protocol):
     def give_back(
         self, returned: Return, wait: bool, timeout: Duration | None
     ) -> Outcomes | None: ...
-    def await_outcomes(
-        self, returned: Return, waiter: Any, timeout: Duration | None
-    ) -> Outcomes: ...
     def finished_elsewhere(self, run: Run, row: int) -> None: ...
     def await_tokens(self, timeout: float) -> bool: ...
     def limit_s(self, timeout: Duration | None) -> float: ...

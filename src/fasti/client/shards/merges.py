@@ -283,6 +283,15 @@ def log(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
     return merged, []
 
 
+def truncated(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
+    """The partitions of a log as they are then, also those that were left alone."""
+    if len(pieces) < len(request.layout().all_shards):
+        all_answers(request, pieces, answers)
+        whole, _ = request.transport.call("log", {"topic": request.topic}, (), request.left_s())
+        return {"partitions": whole["partitions"]}, []
+    return log(request, pieces, answers)
+
+
 def offsets(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
     """Offsets by partition, in order."""
     layout = request.layout()
@@ -310,6 +319,11 @@ def group(harmless: str) -> Merge:
 
     def merge(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
         kept, found = _found(request, pieces, answers, harmless)
+        if len(kept) < len(request.layout().all_shards):
+            # Of the shards that had nothing to do it is told too.
+            asked = {"topic": request.topic, "group": request.header["group"]}
+            whole, _ = request.transport.call("groups", asked, (), request.left_s())
+            return {"group": whole["groups"][0]}, []
         described = [header["group"] for header, _ in found]
         return {"group": _group(request, list(zip(kept, described, strict=True)))}, []
 

@@ -15,6 +15,7 @@ changed nothing: the layout is asked for again and the rows of that piece go whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,8 @@ class Piece:
     parts: Sequence[pa.RecordBatch] = ()
     # The rows of the request's part that it has; None: it isn't cut by rows.
     rows: Int64s | None = None
+    # It is waited for so long at most, if the request allows more.
+    patience_s: float = math.inf
 
 
 Answers = list[Answer | FastiError]
@@ -120,8 +123,10 @@ def run(request: Request, pieces: Sequence[Piece]) -> Answers:
 
     def ask(piece: Piece) -> Answer:
         shard = request.transport.shard(piece.shard)
-        # Where all the time is the caller's, nobody else's message says how much there was.
+        # Without a time of the caller's own the error says how to give more.
         timeout = request.timeout if request.timeout is None else request.left_s()
+        if piece.patience_s < math.inf:
+            timeout = min(piece.patience_s, request.left_s())
         return shard.call(request.action, piece.header, piece.parts, timeout)
 
     return parallel.each(request.transport.runtime, ask, pieces)

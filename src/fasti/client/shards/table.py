@@ -26,7 +26,7 @@ TABLE: dict[str, Route] = {
     "hello": _CATALOGUE,
     "clock": Route(process_merges.one_per_process, process_merges.clock),
     "accept_clock": Route(process_merges.one_per_process, process_merges.accepted_clock),
-    "health": Route(process_merges.one_per_process, process_merges.health),
+    "health": Route(process_merges.asked_for_health, process_merges.health),
     "metrics": Route(process_merges.one_per_process, process_merges.metrics),
     "checkpoint": Route(cuts.every_shard, merges.nothing),
     "scrub": Route(cuts.every_shard, merges.scrubs),
@@ -79,7 +79,7 @@ TABLE: dict[str, Route] = {
     # Logs and groups
     "log": Route(cuts.shards_of_topic, merges.log),
     "offsets": Route(cuts.partitions, merges.offsets),
-    "truncate": Route(cuts.truncated, merges.log),
+    "truncate": Route(cuts.truncated, merges.truncated),
     "groups": Route(cuts.shards_of_topic, merges.groups),
     "create_group": Route(cuts.all_partitions, merges.group("already_exists")),
     "reset_group": Route(cuts.partitions, merges.group("-")),

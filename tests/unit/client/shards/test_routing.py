@@ -224,9 +224,13 @@ def test_a_group_that_was_made_on_some_shards_is_made_on_the_others() -> None:
             "group": {"group": "g", "ordered": False, "partitions": [{"partition": number}]}
         }, []
 
-    fakes.answers["create_group"] = answer
+    def described(shard: int, header: Header, parts: list[Any]) -> Answer:
+        partitions = [{"partition": int(number)} for number in layout.own(shard)]
+        return {"groups": [{"group": "g", "ordered": False, "partitions": partitions}]}, []
+
+    fakes.answers |= {"create_group": answer, "groups": described}
     made, _ = fakes.transport.call("create_group", {"topic": "log", "group": "g"})
-    assert [row["partition"] for row in made["group"]["partitions"]] == [1]
+    assert [row["partition"] for row in made["group"]["partitions"]] == [0, 1]
     with pytest.raises(AlreadyExists):
         fakes.transport.call("create_group", {"topic": "log", "group": "g"})
 

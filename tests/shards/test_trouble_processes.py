@@ -1,0 +1,128 @@
+"""A broker of several processes, one of which is killed, paused or started anew, while clients send,
+change and consume: the others don't notice, its clients come back, nothing is lost, early or doubled.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fasti
+from fasti.broker.launch import BrokerProcess
+from tests.integration.trouble.load import SMALL, TOPIC, finish, go_on, start_all
+from tests.integration.trouble.rig import Crew, crew
+from tests.shards.processes_rig import pids
+
+SETTINGS: dict[str, Any] = {**SMALL, "memory": "256MiB"}
+PROCESSES = SHARDS = 4
+
+
+@contextmanager
+def under_load(directory: Path, seed: int) -> Iterator[tuple[BrokerProcess, Crew]]:
+    """Four processes with a shard each, and all workers on a topic with partitions on all of them.
+
+    At the end everything that was promised must have been kept.
+    """
+    with BrokerProcess(directory, shards=SHARDS, processes=PROCESSES, settings=SETTINGS) as broker:
+        with fasti.connect(broker.address) as client:
+            client.create_topic("t", **{**TOPIC, "partitions": 2 * SHARDS})
+        with crew(broker.address) as workers:
+            start_all(workers, seed)
+            go_on(workers, 50)
+            yield broker, workers
+            go_on(workers, 50)
+            ledger = finish(workers, broker)
+    assert len(ledger.acked) > 100
+    # All shards had a part in it.
+    partitions = {message >> 51 for message in ledger.acked}
+    assert partitions == set(range(2 * SHARDS))
+
+
+def kill_one_by_one(directory: Path, seed: int, rounds: int, facts: int) -> None:
+    rng = random.Random(seed)
+    with under_load(directory, seed) as (broker, workers):
+        for _ in range(rounds):
+            before = pids(broker, PROCESSES)
+            number = rng.randrange(PROCESSES)
+            killed = broker.process(number).kill()
+            go_on(workers, rng.randrange(20, facts))
+            broker.process(number).wait(other_than=killed)
+            after = pids(broker, PROCESSES)
+            assert [at for at in range(PROCESSES) if before[at] != after[at]] == [number]
+            go_on(workers, rng.randrange(20, facts))
+
+
+def test_one_process_of_four_is_killed_under_load(tmp_path: Path) -> None:
+    kill_one_by_one(tmp_path / "data", 1, rounds=3, facts=200)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(100, 103))
+def test_processes_are_killed_very_often(tmp_path: Path, seed: int) -> None:
+    kill_one_by_one(tmp_path / "data", seed, rounds=20, facts=800)
+
+
+def test_clients_of_the_others_go_on_while_a_process_stands_still(tmp_path: Path) -> None:
+    """The shard that answers nobody holds up its own messages, and nobody else's."""
+    with BrokerProcess(
+        tmp_path / "data", shards=SHARDS, processes=PROCESSES, settings=SETTINGS
+    ) as broker:
+        with fasti.connect(broker.address, timeout="60s") as client:
+            client.create_topic("t", partitions=SHARDS)
+            layout = client.transport.layout("t")
+            paused = layout.shard_of(3)
+            others = [
+                partition for partition in range(SHARDS) if layout.shard_of(partition) != paused
+            ]
+            producer = client.producer("t")
+            consumer = client.consumer("t", timeout="60s")
+            for partition in range(SHARDS):
+                producer.send(b"before", partition=partition).result("60s")
+            for _ in range(SHARDS):
+                next(consumer).ack()
+            broker.process(paused).pause()
+            late = producer.send(b"late", partition=3)
+            for partition in others:
+                assert producer.send(b"others", partition=partition).result("60s").ok
+            taken = []
+            for _ in others:
+                message = next(consumer)
+                message.ack()
+                taken.append(message.payload)
+            assert taken == [b"others"] * len(others)
+            broker.process(paused).resume()
+            assert late.result("60s").ok
+            message = next(consumer)
+            message.ack()
+            assert message.payload == b"late"
+            consumer.close()
+
+
+def end_all(end: Callable[[BrokerProcess], object], directory: Path, seed: int) -> None:
+    with under_load(directory, seed) as (broker, workers):
+        end(broker)
+        broker.start()
+        go_on(workers, 100)
+
+
+def test_the_supervisor_is_killed_under_load(tmp_path: Path) -> None:
+    end_all(lambda broker: broker.kill(supervisor_only=True), tmp_path / "data", 3)
+
+
+def test_all_processes_are_killed_under_load(tmp_path: Path) -> None:
+    end_all(BrokerProcess.kill, tmp_path / "data", 4)
+
+
+def test_processes_are_started_anew_one_after_the_other_under_load(tmp_path: Path) -> None:
+    with under_load(tmp_path / "data", 5) as (broker, workers):
+        before = pids(broker, PROCESSES)
+        broker.restart_processes()
+        for number, pid in enumerate(before):
+            broker.process(number).wait(other_than=pid)
+            go_on(workers, 20)
