@@ -155,7 +155,7 @@ def test_ack_nack_and_delivery_again(client: Client) -> None:
             if finished == 200:
                 break
     assert all(found == ([1, 2] if number % 3 == 0 else [1]) for number, found in attempts.items())
-    assert not any(client.messages("t").count().values())
+    assert client.messages("t").count()["done"] == 200
 
 
 def test_batches_over_shards(client: Client) -> None:
@@ -189,8 +189,7 @@ def test_the_same_name_on_another_consumer_ends_the_first(client: Client) -> Non
     second = client.consumer("t", name="worker", timeout="10s")
     taken = [next(second) for _ in range(8)]
     with pytest.raises(Fenced):
-        while first.take(1, timeout="10s"):
-            pass
+        list(first)
     assert len({message.id for message in taken}) == 8
     for message in taken:
         assert message.ack(wait=True).ok
