@@ -294,3 +294,32 @@ def test_in_a_loop(tmp_path: Path) -> None:
             assert sorted(seen) == list(range(600))
 
     asyncio.run(play())
+
+
+def test_an_app_in_a_loop_answers_calls(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with await fasti.aio.connect(f"embedded:{tmp_path}/data", shards=SHARDS) as client:
+            app = fasti.aio.App(client)
+
+            @app.on("next", concurrency=4)
+            async def following(number: int) -> int:
+                return number + 1
+
+            async with app:
+                calls = [client.call("next", b"%d" % n, timeout="20s") for n in range(40)]
+                answers = await asyncio.gather(*calls)
+            assert [int(answer.payload) for answer in answers] == list(range(1, 41))
+
+    asyncio.run(play())
+
+
+def test_a_timetable_of_an_app(client: Client) -> None:
+    app = fasti.App(client)
+    called = threading.Event()
+
+    @app.cron("* * * * * *")
+    def tick() -> None:
+        called.set()
+
+    with app:
+        assert called.wait(30)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -94,3 +97,26 @@ def test_nothing_is_lost_early_or_doubled_when_a_process_is_killed(broker: Broke
         assert shards == set(range(SHARDS))
         counts = client.messages("t").count()
         assert counts["done"] == count == sum(counts.values())
+
+
+def fasti_command(broker: BrokerProcess, *arguments: str, lines: str = "") -> str:
+    """What a command of `fasti` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fasti", *arguments],
+        env={**os.environ, "FASTI_ADDRESS": broker.address},
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_produce_and_consume_on_the_command_line(broker: BrokerProcess) -> None:
+    with fasti.connect(broker.address) as client:
+        client.create_topic("t", partitions=8)
+    rows = [f'{{"id": "key-{n}"}}' for n in range(40)]
+    fasti_command(broker, "produce", "t", "--key-field", "id", lines="\n".join(rows))
+    printed = fasti_command(broker, "consume", "t", "-n", "40", "--format", "{payload}")
+    assert sorted(line for line in printed.splitlines() if line) == sorted(rows)

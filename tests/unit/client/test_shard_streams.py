@@ -8,9 +8,18 @@ from collections.abc import Iterator
 import pytest
 
 from fasti.client.consumer import Consumer
+from fasti.client.sessions import Sessions
 from fasti.client.sharded_producer import ShardedProducer
 from fasti.core.layout import Layout
-from fasti.errors import Fenced, NotFound, Overloaded, RowsFailed, Unavailable, WrongShard
+from fasti.errors import (
+    Fenced,
+    IllegalTransition,
+    NotFound,
+    Overloaded,
+    RowsFailed,
+    Unavailable,
+    WrongShard,
+)
 from tests.unit.client.fakes import FakeShards, FakeStream, eventually
 
 SHARDS = 3
@@ -165,6 +174,22 @@ def test_a_batch_with_rows_of_several_shards(consumer: Consumer, shards: FakeSha
     outcomes = batch.ack(wait=True)
     assert outcomes.all_ok
     assert outcomes.ids.tolist() == batch.table["id"].to_pylist()
+
+
+def test_a_fork_takes_each_lock_once_and_leaves_the_consumer_to_the_parent(
+    consumer: Consumer, shards: FakeShards
+) -> None:
+    begun(consumer, shards)
+    sessions = consumer.session
+    assert isinstance(sessions, Sessions)
+    things = [sessions, *sessions.sessions]
+    locks = [lock for thing in things for lock in thing._fork_locks()]
+    assert sessions.lock in locks
+    assert len(locks) == len({id(lock) for lock in locks})
+    for thing in things:
+        thing._forked()
+    with pytest.raises(IllegalTransition):
+        next(consumer)
 
 
 # Producers
