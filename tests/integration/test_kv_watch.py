@@ -1,5 +1,7 @@
 """Watching over the death of the broker: nothing is missed, nothing comes twice.
 
+pytestmark = pytest.mark.one_shard
+
 A process that is killed again and again takes puts and deletes of several writers; a watcher comes
 back each time with the position that it was last told. What it was told must make up exactly what
 the broker holds in the end.

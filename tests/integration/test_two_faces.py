@@ -187,7 +187,7 @@ def consumers(client: Any, _: Path) -> Answers:
 
 
 def messages(client: Any, _: Path) -> Answers:
-    yield client.create_topic("pending", max_attempts=1)
+    yield client.create_topic("pending", max_attempts=1, partitions=1)
     keys = [f"key-{row}" for row in range(20)]
     producer = client.producer("pending", owner="billing")
     yield producer.send_batch([b"x"] * 20, key=keys, at=SOON)
@@ -233,8 +233,8 @@ def messages(client: Any, _: Path) -> Answers:
 
 
 def transactions(client: Any, _: Path) -> Answers:
-    yield client.create_topic("inbox")
-    yield client.create_topic("state", kind="kv")
+    yield client.create_topic("inbox", partitions=1)
+    yield client.create_topic("state", kind="kv", partitions=1)
     yield client.producer("inbox").send_batch([b"1", b"2", b"3", b"4"])
     consumer = client.consumer("inbox", prefetch=4)
     first, second, third, fourth = yield First(consumer, 4)
