@@ -240,8 +240,9 @@ def test_what_a_backup_and_a_restore_refuse(filled: fasti.Client, tmp_path: Path
     with pytest.raises(Corruption, match="`fasti restore` makes a data directory"):
         fasti.connect(f"embedded:{tmp_path / 'backup'}").health()
     assert (other / "notes.txt").read_text() == "mine"
-    document = json.loads((tmp_path / "backup" / "BACKUP").read_text())
-    (tmp_path / "backup" / "BACKUP").write_text(json.dumps(document | {"format": 99}))
+    described = next((tmp_path / "backup").rglob("BACKUP"))
+    document = json.loads(described.read_text())
+    described.write_text(json.dumps(document | {"format": 99}))
     with pytest.raises(NewerFormat, match=r"format 99.*up to 1"):
         restore(tmp_path / "backup", tmp_path / "again")
 

@@ -293,7 +293,7 @@ def test_a_watch_goes_on_over_a_broker_that_is_killed(tmp_path: Path) -> None:
         def look() -> None:
             with kv.watch(timeout="60s") as changes:
                 told.set()
-                for change, _ in zip(changes, range(300), strict=False):
+                for _, change in zip(range(300), changes, strict=False):
                     seen[change.key].append(change.value)
 
         watching = threading.Thread(target=look)

@@ -1,7 +1,5 @@
 """Watching over the death of the broker: nothing is missed, nothing comes twice.
 
-pytestmark = pytest.mark.one_shard
-
 A process that is killed again and again takes puts and deletes of several writers; a watcher comes
 back each time with the position that it was last told. What it was told must make up exactly what
 the broker holds in the end.
@@ -22,6 +20,9 @@ from fasti.broker.launch import BrokerProcess
 from tests.conformance.protocol_client import Client, Refused, refusal
 from tests.conformance.test_protocol_kv import Watcher, entries
 from tests.integration.serve_rig import SMALL, client_of
+
+# It speaks to one shard, without the SDK.
+pytestmark = pytest.mark.one_shard
 
 TOPIC = "profiles"
 LOST = (fl.FlightError, pa.ArrowException, OSError, Refused)

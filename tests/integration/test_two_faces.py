@@ -120,7 +120,7 @@ def the_broker(client: Any, folder: Path) -> Answers:
     yield Kind(done)
     assert calls
     yield client.sinks()
-    yield client.create_topic("staged")
+    yield client.create_topic("staged", partitions=1)
     producer = client.producer("staged")
     yield producer.send_batch([b"a", b"b"], stage="one")
     yield client.publish("one")
@@ -132,7 +132,7 @@ def the_broker(client: Any, folder: Path) -> Answers:
 
 
 def sends(client: Any, _: Path) -> Answers:
-    yield client.create_topic("sends")
+    yield client.create_topic("sends", partitions=1)
     producer = client.producer("sends")
     receipt = yield producer.send(b"a", key="a", headers={"x": "y"}, delay="1h")
     yield receipt.result(timeout="60s")
@@ -151,7 +151,7 @@ def sends(client: Any, _: Path) -> Answers:
 
 
 def consumers(client: Any, _: Path) -> Answers:
-    yield client.create_topic("work", retry=fasti.Backoff("1ms", jitter=0), max_attempts=2)
+    yield client.create_topic("work", partitions=1, retry=fasti.Backoff("1ms", jitter=0), max_attempts=2)
     yield client.producer("work").send_batch([bytes([row]) for row in range(11)])
     consumer = client.consumer("work", name="worker", prefetch=20)
     messages = yield First(consumer, 7)
@@ -342,7 +342,7 @@ def groups(client: Any, _: Path) -> Answers:
 
 
 def bindings(client: Any, _: Path) -> Answers:
-    yield client.create_topic("orders")
+    yield client.create_topic("orders", partitions=1)
     yield client.create_topic("audit", kind="log")
     orders = client.bindings("orders")
     yield orders.add("orders.>", "audit")
@@ -356,7 +356,7 @@ def bindings(client: Any, _: Path) -> Answers:
 
 def schedules(client: Any, _: Path) -> Answers:
     yield client.create_topic("reports", kind="cron")
-    yield client.create_topic("mail")
+    yield client.create_topic("mail", partitions=1)
     reports = client.schedules("reports")
     yield reports.put("daily", cron="0 9 * * *", timezone="Europe/Paris", target="mail", start=SOON)
     yield Refused(lambda: reports.put("daily", cron="nonsense", target="mail"))
@@ -373,7 +373,7 @@ def schedules(client: Any, _: Path) -> Answers:
 
 
 def sinks_and_stages(client: Any, _: Path) -> Answers:
-    yield client.create_topic("imported")
+    yield client.create_topic("imported", partitions=1)
     sink = client.sink("imported", "nightly")
     yield (sink.topic, sink.sink_id, sink.operation, sink.on_conflict)
     yield sink.describe()
@@ -399,7 +399,7 @@ def sinks_and_stages(client: Any, _: Path) -> Answers:
 
 
 def changes(client: Any, _: Path) -> Answers:
-    yield client.create_topic("lives")
+    yield client.create_topic("lives", partitions=1)
     yield client.producer("lives").send_batch([b"a", b"b"], key=["a", "b"], at=SOON)
     yield client.messages("lives").cancel(key="a")
     feed = yield client.changes(topic="lives", key="a")
@@ -411,7 +411,7 @@ def changes(client: Any, _: Path) -> Answers:
 
 
 def requests(client: Any, _: Path) -> Answers:
-    yield client.create_topic("prices")
+    yield client.create_topic("prices", partitions=1)
     yield Refused(lambda: client.call("prices", b"?", timeout="50ms"))
     yield Refused(lambda: client.call("nothing-like-it", b"?", timeout="20s"))
     yield Refused(lambda: client.call("prices", b"?", headers={"fasti-reply-to": "x"}))
@@ -574,6 +574,9 @@ def test_both_faces_answer_alike(called: dict[type[Any], set[str]], tmp_path: Pa
     unlike = [name for name, answered in answers.items() if in_loop[name] != answered]
     for name in unlike:
         assert in_loop[name] == answers[name], f"of {unlike}: {name}"
+    if client.transport.shard_count > 1:
+        # Some of what `fasti.Client` makes is of another class then.
+        return
     for name, pair in CLASSES.items():
         for kind in pair:
             methods = {m for m, f in public(kind, name).items() if inspect.isfunction(f)}
