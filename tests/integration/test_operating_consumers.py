@@ -201,7 +201,9 @@ def test_it_stays_paused_over_a_restart(tmp_path: Path, checkpoint: bool) -> Non
             client.checkpoint()
     with fasti.connect(f"embedded:{tmp_path}") as client:
         assert client.topic("jobs").paused
-        assert re.search(r'^fasti_topic_paused{.*topic="jobs"} 1\.0$', client.metrics(), re.MULTILINE)
+        assert re.search(
+            r'^fasti_topic_paused{.*topic="jobs"} 1\.0$', client.metrics(), re.MULTILINE
+        )
         with client.consumer("jobs") as consumer:
             assert consumer.take(timeout=0.2) == []
             client.resume_topic("jobs")

@@ -151,7 +151,9 @@ def sends(client: Any, _: Path) -> Answers:
 
 
 def consumers(client: Any, _: Path) -> Answers:
-    yield client.create_topic("work", partitions=1, retry=fasti.Backoff("1ms", jitter=0), max_attempts=2)
+    yield client.create_topic(
+        "work", partitions=1, retry=fasti.Backoff("1ms", jitter=0), max_attempts=2
+    )
     yield client.producer("work").send_batch([bytes([row]) for row in range(11)])
     consumer = client.consumer("work", name="worker", prefetch=20)
     messages = yield First(consumer, 7)

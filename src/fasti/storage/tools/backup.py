@@ -294,7 +294,9 @@ def back_up_shards(path: Path, count: int, take: Callable[[int, Path], Backup]) 
     it can be run again then.
     """
     if read_folders(path).shards == 1 and path.is_dir() and any(path.iterdir()):
-        raise InvalidArgument(f"{path} is not empty and is not a backup of {count} shards", field="path")
+        raise InvalidArgument(
+            f"{path} is not empty and is not a backup of {count} shards", field="path"
+        )
     folders = open_folders(path, count)
     parts = {number: take(number, folders.folder(number)) for number in (*range(1, count), 0)}
     return Backup.of_shards(path, [parts[number] for number in range(count)])
