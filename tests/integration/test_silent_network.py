@@ -105,6 +105,7 @@ def test_a_broker_that_only_takes_its_time_is_not_left(broker: BrokerProcess) ->
         consumer.close()
 
 
+@pytest.mark.one_shard
 def test_a_call_says_what_lets_it_wait_longer(broker: BrokerProcess) -> None:
     with Proxy(broker.host, broker.port) as network:
         with fasti.connect(network.address, timeout="200ms") as client:

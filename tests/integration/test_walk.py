@@ -42,6 +42,7 @@ def test_the_walk_has_few_files_and_none_twice() -> None:
     assert len(named) == len(set(named))
 
 
+@pytest.mark.one_shard
 def test_a_message_meets_the_files_of_the_walk_and_no_others(tmp_path: Path) -> None:
     tool = load_tool()
     named = set(steps() + others())
