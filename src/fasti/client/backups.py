@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasti.errors import FastiError
-from fasti.storage.tools.backup import Backup, Chunk, Listing, Progress, back_up
+from fasti.storage.tools.backup import (
+    Backup,
+    Chunk,
+    Listing,
+    Progress,
+    back_up,
+    back_up_shards,
+)
 
 if TYPE_CHECKING:
     from fasti.client.transport import Transport
@@ -47,6 +54,18 @@ def back_up_broker(
     transport: Transport, path: Path, progress: Progress | None, rate: int
 ) -> Backup:
     """Everything that the broker holds now, as a directory that `fasti restore` reads."""
+    if transport.shard_count == 1:
+        return _back_up_shard(transport, path, progress, rate)
+    return back_up_shards(
+        path,
+        transport.shard_count,
+        lambda number, folder: _back_up_shard(transport.shard(number), folder, progress, rate),
+    )
+
+
+def _back_up_shard(
+    transport: Transport, path: Path, progress: Progress | None, rate: int
+) -> Backup:
     source = BrokerSource(transport, rate)
     try:
         return back_up(source, path, progress)
