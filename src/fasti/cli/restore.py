@@ -24,7 +24,7 @@ def restore(
     Checks every file, and that a broker can open the result. The directory begins a life of its own:
     positions of the change feed from before answer `gone`. The backup is not changed.
     """
-    from fasti.storage.tools.restore import restore as restore_backup
+    from fasti.storage.tools.shard_backups import restore_any as restore_backup
 
     with progress("restore", wanted=not as_json, in_bytes=True) as report:
         done = restore_backup(backup, data, report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,9 +46,26 @@ class BrokerSource:
 def back_up_broker(
     transport: Transport, path: Path, progress: Progress | None, rate: int
 ) -> Backup:
-    """Everything that the broker holds now, as a directory that `fasti restore` reads."""
+    """Everything that the broker holds now, as a directory that `fasti restore` reads.
+
+    Of several shards each is exact by itself, in a folder of its own.
+    """
+    if transport.shard_count == 1:
+        with _source(transport, rate) as source:
+            return back_up(source, path, progress)
+    from fasti.storage.tools.shard_backups import back_up_shards
+
+    cluster: str = transport.call("hello")[0]["cluster"]
+    shards = transport.shard_count
+    return back_up_shards(
+        lambda number: _source(transport.shard(number), rate), shards, cluster, path, progress
+    )
+
+
+@contextmanager
+def _source(transport: Transport, rate: int) -> Iterator[BrokerSource]:
     source = BrokerSource(transport, rate)
     try:
-        return back_up(source, path, progress)
+        yield source
     finally:
         source.close()

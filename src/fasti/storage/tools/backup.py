@@ -129,10 +129,15 @@ class Backup:
     copied_bytes: int
     # Payload blocks that are damaged where they come from: copied as they are, and reported.
     damaged: list[str] = field(default_factory=list)
+    # Where there are several shards: each of them. The whole has the cluster's name and shard 0's position.
+    shards: list[Backup] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
+        """As plain values; `shards` only where there are several."""
+        plain = {name: value for name, value in asdict(self).items() if name != "shards"}
+        if self.shards:
+            plain["shards"] = [backup.to_dict() for backup in self.shards]
+        return plain
 
 
 # Sources

@@ -59,7 +59,7 @@ def restore(backup: Path, target: Path, progress: Progress | None = None) -> Res
     source = LocalFiles(backup)
     described = describe(source, str(backup))
     _check_formats(source, described)
-    _check_empty(target)
+    check_empty(target)
     files = LocalFiles(target)
     lock = files.lock()
     try:
@@ -91,7 +91,8 @@ def _check_formats(source: Files, described: Description) -> None:
                 read_segment_header(source, name)
 
 
-def _check_empty(target: Path) -> None:
+def check_empty(target: Path) -> None:
+    """Raises `AlreadyExists` unless it is new, empty or of a restore that was interrupted."""
     if not target.exists():
         return
     if not target.is_dir():
