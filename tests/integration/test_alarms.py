@@ -22,10 +22,12 @@ from tests.unit.cli.rig import run_here
 DEPLOY = Path(__file__).parents[2] / "deploy"
 # What Prometheus says of every target.
 OF_PROMETHEUS = {"up": {"job"}}
+# What a supervisor says of the processes of a broker: tests/shards/test_supervisor.py.
+OF_SUPERVISOR = {"fasti_process_up", "fasti_process_restarts_total"}
 _TARGET_LABELS = {"instance", "job"}
 _LABELS_USED = {
     *("instance", "topic", "group", "op", "code", "command", "direction", "limit", "caller"),
-    "thread",
+    *("thread", "process"),
 }
 _WORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan"}
 _CODES = {
@@ -124,7 +126,7 @@ def busy(client: fasti.Client) -> None:
 def test_every_metric_is_told(samples: Samples) -> None:
     named = {name for expression in expressions() for name, _ in selectors(expression)}
     assert len(named) > 30
-    assert sorted(named - set(samples) - set(OF_PROMETHEUS)) == []
+    assert sorted(named - set(samples) - set(OF_PROMETHEUS) - OF_SUPERVISOR) == []
 
 
 def test_every_label_is_told(samples: Samples) -> None:

@@ -16,6 +16,8 @@ from fasti.settings.load import load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "systemd" / "fasti.service"
+# Of one process of several.
+TEMPLATE = DEPLOY / "systemd" / "fasti@.service"
 CONTAINER = DEPLOY / "container" / "Containerfile"
 VARIABLES = {setting.variable for setting in SETTINGS}
 
@@ -64,15 +66,27 @@ def test_copied_files_are_there() -> None:
         assert all((root / name).exists() for name in line.split()[:-1]), line
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    text = UNIT.read_text()
+@pytest.mark.parametrize("path", [UNIT, TEMPLATE], ids=["fasti", "fasti@"])
+def test_systemd_takes_the_unit(path: Path, tmp_path: Path) -> None:
+    text = path.read_text()
     for line in ("MemoryMax=8G", "OOMPolicy=stop", "StateDirectoryMode=0700", "Restart=on-failure"):
         assert line in text.splitlines()
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd here")
-    unit = tmp_path / "fasti.service"
+    unit = tmp_path / path.name.replace("@", "@7170")
     unit.write_text(text.replace("/opt/fasti/bin/fasti", "/bin/true"))
     done = subprocess.run(
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_unit_of_one_process_differs_in_little() -> None:
+    """What one of them learns about safety, the other should have too."""
+    one, template = (set(path.read_text().splitlines()) for path in (UNIT, TEMPLATE))
+    ours = {line for line in template - one if line and not line.startswith("#")}
+    assert {line.partition("=")[0] for line in ours} == {
+        *("Description", "ExecStart", "User", "Group"),
+    }
+    (start,) = (line for line in ours if line.startswith("ExecStart"))
+    assert start.endswith("--listen 127.0.0.1:%i --http off")

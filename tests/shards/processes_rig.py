@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fasti.broker.launch import BrokerProcess
@@ -31,8 +32,13 @@ def client_of_process(broker: BrokerProcess, number: int) -> Client:
 
 
 def wait_log(broker: BrokerProcess, text: str) -> None:
-    """Returns when the log has a text: nothing else tells of what it tells."""
+    """Returns when the log has a text."""
+    wait_until(lambda: text in broker.log())
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """For what only a log tells."""
     deadline = time.monotonic() + WAIT_S
-    while text not in broker.log():
-        assert time.monotonic() < deadline, f"the log has no {text!r}\n{broker.log()}"
+    while not is_so():
+        assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -20,7 +20,7 @@ from fasti.client.position import Position
 from fasti.errors import Gone, InvalidArgument
 from tests.integration.serve_rig import SMALL
 
-SHARDS, PROCESSES = 4, 1
+SHARDS, PROCESSES = 4, 2
 WAIT = "60s"
 # When nothing more is expected, it is not waited for long.
 QUIET = "2s"

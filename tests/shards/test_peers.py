@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from fasti.settings.peers import PeerMap, deal_out
 from fasti.settings.values import Address
 from tests.conformance.protocol_client import Client, Refused
 from tests.integration.serve_rig import WAIT_S, ask
-from tests.shards.processes_rig import SETTINGS, client_of_process
+from tests.shards.processes_rig import SETTINGS, client_of_process, pids
 
 SHARDS = 4
 
@@ -175,10 +174,64 @@ def test_with_tokens_tls_and_client_certificates(
             list(stranger.do_action(("hello", b"")))
 
 
-def test_a_stranger_is_no_process_of_the_broker(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data", shards=2, processes=2, settings=SETTINGS) as broker:
-        with client_of_process(broker, 1) as client:
-            with pytest.raises(Refused) as refused:
-                client.call("follow_catalogue", {"shard_number": 1})
-        assert refused.value.code in ("permission_denied", "invalid_argument")
-        assert os.listdir(broker.data / "peers")
+def test_a_stranger_is_no_process_of_the_broker(two: BrokerProcess) -> None:
+    for action in ("follow_catalogue", "read_catalogue", "idle_topics"):
+        for number in (0, 1):
+            with client_of_process(two, number) as client:
+                with pytest.raises(Refused, match="permission_denied"):
+                    client.call(action, {"shard_number": number, "after": 0})
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(
+        tmp_path / "data", shards=2, processes=2, http="127.0.0.1:0", settings=SETTINGS
+    ) as broker:
+        pids(broker, 2)
+        yield broker
+
+
+def test_a_topic_is_there_on_every_process_when_it_is_made(two: BrokerProcess) -> None:
+    with client_of_process(two, 0) as first, client_of_process(two, 1) as second:
+        made = first.call("create_topic", {"shard_number": 0, "topic": "jobs"})
+        found = second.call("topic", {"shard_number": 1, "topic": "jobs"})
+        assert found["settings"] == made["settings"]
+        with pytest.raises(Refused, match="wrong_shard"):
+            second.call("create_topic", {"shard_number": 1, "topic": "more"})
+        first.call("delete_topic", {"shard_number": 0, "topic": "jobs"})
+        with pytest.raises(Refused, match="not_found"):
+            second.call("topic", {"shard_number": 1, "topic": "jobs"})
+
+
+def test_a_process_that_was_away_has_the_topics_that_were_made_meanwhile(
+    two: BrokerProcess,
+) -> None:
+    two.process(1).pause()
+    with client_of_process(two, 0) as first:
+        with pytest.raises(Refused, match="unavailable") as refused:
+            first.call("create_topic", {"shard_number": 0, "topic": "jobs"})
+        assert refused.value.details["shards"] == [1]
+        old = two.process(1).kill()
+        two.process(1).wait(other_than=old)
+        with client_of_process(two, 1) as second:
+            second.call("topic", {"shard_number": 1, "topic": "jobs"})
+        # The same call again finds it done.
+        first.call("create_topic", {"shard_number": 0, "topic": "jobs"})
+
+
+def test_a_process_serves_its_shards_while_that_of_the_catalogue_is_away(
+    two: BrokerProcess,
+) -> None:
+    with client_of_process(two, 0) as first:
+        first.call("create_topic", {"shard_number": 0, "topic": "jobs"})
+    two.process(0).pause()
+    try:
+        with client_of_process(two, 1) as second:
+            second.call("topic", {"shard_number": 1, "topic": "jobs"})
+        # It is started again, too, without it.
+        old = two.process(1).kill()
+        two.process(1).wait(other_than=old)
+        with client_of_process(two, 1) as second:
+            second.call("topic", {"shard_number": 1, "topic": "jobs"})
+    finally:
+        two.process(0).resume()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +24,14 @@ from fasti.errors import AlreadyExists, DataDirLocked, FastiError, InvalidArgume
 from fasti.storage.files import LocalFiles
 from tests.conformance.protocol_client import Client, Refused
 from tests.integration.serve_rig import WAIT_S, Watched, ask, children
-from tests.shards.processes_rig import SETTINGS, client_of_process, kill_and_wait, pids, wait_log
+from tests.shards.processes_rig import (
+    SETTINGS,
+    client_of_process,
+    kill_and_wait,
+    pids,
+    wait_log,
+    wait_until,
+)
 
 SHARDS, PROCESSES = 4, 2
 
@@ -225,6 +235,36 @@ def test_processes_stop_by_themselves_when_the_supervisor_is_killed(tmp_path: Pa
         assert len(lines(broker, "because='end of stdin'")) == PROCESSES
         assert not set(before) & set(pids(broker, PROCESSES))
         assert ask(broker, "/readyz").status == 200
+
+
+IN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "fasti", "serve", *sys.argv[1:]])
+"""
+
+
+def test_a_terminal_that_is_closed_stops_it(tmp_path: Path) -> None:
+    flags = ["--data", str(tmp_path / "data"), "--shards", "2", "--processes", "2"]
+    flags += ["--listen", "127.0.0.1:0", "--http", "off", "--segment-size", "1MiB"]
+    log = tmp_path / "log"
+    terminal, inner = pty.openpty()
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", IN_TERMINAL, *flags],
+            stdin=inner,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    os.close(inner)
+    wait_until(lambda: "processes=2 shards=2" in log.read_text())
+    # While the terminal is there, it is a wish.
+    process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "all processes were started anew" in log.read_text())
+    os.close(terminal)
+    assert process.wait(WAIT_S) == 0
+    assert "stopping because=SIGHUP" in log.read_text()
 
 
 def test_the_next_supervisor_waits_for_processes_of_the_one_before(tmp_path: Path) -> None:

@@ -17,25 +17,28 @@ from pyspark.sql.streaming import StreamingQuery
 import fasti
 import fasti.spark
 from fasti.broker.launch import BrokerProcess
+from fasti.broker.ports import reserve
 from fasti.client.client import Client
 from fasti.pipeline import runner
 from fasti.pipeline.bronze import shards
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.stages import pipeline
 from fasti.pipeline.state import LakeState
+from fasti.settings.values import Address
 from fasti.spark.errors import SparkFastiError
 from fasti.spark.source import FastiSource
 from fasti.spark.streams import OffsetStream
 from tests.spark.plain_delta import as_the_broker_says, states
 
 SHARDS = 4
+SMALL = {"segment_size": "1MiB", "memory": "128MiB"}
 PLACE = ["shard", "position", "row", "op", "id"]
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     data = tmp_path_factory.mktemp("shards") / "data"
-    with BrokerProcess(data, shards=SHARDS, settings={"segment_size": "1MiB"}) as process:
+    with BrokerProcess(data, shards=SHARDS, processes=2, settings=SMALL) as process:
         yield process
 
 
@@ -254,7 +257,7 @@ def test_offsets_name_every_shard(broker: BrokerProcess, client: Client) -> None
 def test_the_audit_of_every_shard_is_clean_and_agrees_with_its_counts(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    with BrokerProcess(tmp_path / "data", shards=SHARDS, settings={"segment_size": "1MiB"}) as mine:
+    with BrokerProcess(tmp_path / "data", shards=SHARDS, processes=2, settings=SMALL) as mine:
         with fasti.connect(mine.address) as client:
             client.create_topic("mail", partitions=8, max_attempts=2)
             client.create_topic("bills", kind="priority")
@@ -282,3 +285,26 @@ def test_the_audit_of_every_shard_is_clean_and_agrees_with_its_counts(
             } == dict.fromkeys(feeds, True)
             total = sum(len(table) for table in client.changes(start="earliest"))
             assert lake.bronze.rows() == total
+
+
+def test_a_stream_goes_on_when_the_broker_comes_back_at_another_address(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    # Ports that are kept for the second life of the broker.
+    kept_ports = reserve(Address("127.0.0.1", 0), 2)
+    later = str(Address("127.0.0.1", kept_ports[0].getsockname()[1]))
+    options = {"view": "changes", "topic": "moving"}
+    with BrokerProcess(tmp_path / "data", shards=SHARDS, processes=2, settings=SMALL) as first:
+        with fasti.connect(first.address) as client:
+            client.create_topic("moving", partitions=4)
+            put(client, "moving", 0, 200)
+        both = f"{first.host}:{first.port},{later}"
+        rows = spark.readStream.format("fasti").options(address=both, **options).load()
+        run(rows, tmp_path)
+    with BrokerProcess(tmp_path / "data", listen=later, processes=2, settings=SMALL) as second:
+        with fasti.connect(second.address) as client:
+            put(client, "moving", 1, 200)
+            run(rows, tmp_path)
+            assert kept(spark, tmp_path) == truth(client, "moving")
+    for port in kept_ports:
+        port.close()

@@ -44,17 +44,17 @@ def backup(
     """
     with progress("backup", wanted=not as_json, in_bytes=True) as report:
         if data is not None:
-            from fasti.storage.tools.shard_backups import back_up_directory
+            from fasti.storage.tools.backup import back_up_directory
 
             done = back_up_directory(data, directory, report)
         else:
             with place.client() as client:
                 done = client.backup(directory, progress=report, rate=rate or 0)
-    of = f"shard {done.shard} at position {output.number(done.position)}"
-    if done.shards:
-        of = f"the {len(done.shards)} shards of {done.shard}, each exact by itself"
+    what = f"{len(done.shards)} shards"
+    if not done.shards:
+        what = f"shard {done.shard} at position {output.number(done.position)}"
     text = (
-        f"{done.path}: a backup of {of}, "
+        f"{done.path}: a backup of {what}, "
         f"{output.number(done.files)} files with {output.size(done.size_bytes)}, of which "
         f"{output.size(done.copied_bytes)} came now; checksums verified"
     )

@@ -24,13 +24,16 @@ def restore(
     Checks every file, and that a broker can open the result. The directory begins a life of its own:
     positions of the change feed from before answer `gone`. The backup is not changed.
     """
-    from fasti.storage.tools.shard_backups import restore_any as restore_backup
+    from fasti.storage.tools.restore import restore as restore_backup
 
     with progress("restore", wanted=not as_json, in_bytes=True) as report:
         done = restore_backup(backup, data, report)
+    whole = f"{done.path}: {output.number(done.topics)} topics, {output.size(done.size_bytes)}, "
     text = (
-        f"{done.path}: {output.number(done.topics)} topics, {output.size(done.size_bytes)}, as of "
-        f"position {output.number(done.position)} of shard {done.shard}; it is shard "
-        f"{done.new_shard} now. `fasti serve --data {done.path}` serves it"
+        f"as of position {output.number(done.position)} of shard {done.shard}; it is shard "
+        f"{done.new_shard} now"
     )
+    if "," in done.shard:
+        text = f"on {done.shard.count(',') + 1} shards, each of which begins a new life"
+    text = f"{whole}{text}. `fasti serve --data {done.path}` serves it"
     output.print_result(done.to_dict(), text, as_json)

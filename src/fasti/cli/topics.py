@@ -14,6 +14,7 @@ from fasti.cli.options import AsJson, Yes, confirm
 from fasti.cli.topic_settings import CHANGEABLE, SETTINGS, with_settings
 
 if TYPE_CHECKING:
+    from fasti.client import client as sdk_client
     from fasti.client import topics as sdk
 
 app = group("topics")
@@ -29,6 +30,7 @@ _RARE = ("staged", "done", "cancelled")
 _FINISHED = ("done", "cancelled")
 # Of what points to a topic, so many are named.
 _NAMED_MAX = 5
+_PARTITIONS_SHOWN = 12
 
 
 @app.command()
@@ -82,16 +84,37 @@ def list_topics(
 @app.command()
 @with_client
 def describe(client: Client, name: Topic, as_json: AsJson = False) -> None:
-    """The settings of a topic, and how many messages it has in which state."""
+    """The settings of a topic, how many messages it has in which state, and on which shards it lies."""
     topic = client.topic(name)
+    places = _places(client, name)
     if as_json:
-        output.print_json(_as_json(topic))
+        output.print_json(_as_json(topic) | ({"shards": places} if places else {}))
         return
     if topic.paused:
         typer.echo(f"{name} is paused: nothing is handed out until `fasti topics resume {name}`.")
     settings = [(option.name, option.shown(option.of(topic.settings))) for option in SETTINGS]
     output.print_table("setting", "value", rows=settings)
     output.print_table("state", "messages>", rows=list(topic.counts.items()))
+    if places:
+        rows = [(shard, _ranges(partitions)) for shard, partitions in places.items()]
+        output.print_table("shard>", "partitions", rows=rows)
+
+
+def _places(client: sdk_client.Client, name: str) -> dict[int, list[int]]:
+    """The partitions that each shard has; empty where there is one shard."""
+    transport = client.transport
+    if transport.shard_count == 1:
+        return {}
+    layout = transport.layout(name)
+    return {shard: layout.own(shard).tolist() for shard in layout.all_shards}
+
+
+def _ranges(numbers: list[int]) -> str:
+    """As `0, 4, 8`; of many, the first and how many there are."""
+    if len(numbers) <= _PARTITIONS_SHOWN:
+        return ", ".join(map(str, numbers))
+    first = ", ".join(map(str, numbers[:_PARTITIONS_SHOWN]))
+    return f"{first}, ... ({len(numbers)})"
 
 
 @app.command()

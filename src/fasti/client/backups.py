@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasti.errors import FastiError
-from fasti.storage.tools.backup import Backup, Chunk, Listing, Progress, back_up
+from fasti.storage.tools.backup import (
+    Backup,
+    Chunk,
+    Listing,
+    Progress,
+    back_up,
+    back_up_shards,
+)
 
 if TYPE_CHECKING:
     from fasti.client.transport import Transport
@@ -46,26 +53,21 @@ class BrokerSource:
 def back_up_broker(
     transport: Transport, path: Path, progress: Progress | None, rate: int
 ) -> Backup:
-    """Everything that the broker holds now, as a directory that `fasti restore` reads.
-
-    Of several shards each is exact by itself, in a folder of its own.
-    """
+    """Everything that the broker holds now, as a directory that `fasti restore` reads."""
     if transport.shard_count == 1:
-        with _source(transport, rate) as source:
-            return back_up(source, path, progress)
-    from fasti.storage.tools.shard_backups import back_up_shards
-
-    cluster: str = transport.call("hello")[0]["cluster"]
-    shards = transport.shard_count
+        return _back_up_shard(transport, path, progress, rate)
     return back_up_shards(
-        lambda number: _source(transport.shard(number), rate), shards, cluster, path, progress
+        path,
+        transport.shard_count,
+        lambda number, folder: _back_up_shard(transport.shard(number), folder, progress, rate),
     )
 
 
-@contextmanager
-def _source(transport: Transport, rate: int) -> Iterator[BrokerSource]:
+def _back_up_shard(
+    transport: Transport, path: Path, progress: Progress | None, rate: int
+) -> Backup:
     source = BrokerSource(transport, rate)
     try:
-        yield source
+        return back_up(source, path, progress)
     finally:
         source.close()

@@ -96,19 +96,26 @@ class BrokerCalls:
         `findings` has a dict for each damaged file: `file`, `offset`, `message`, and in `lost` whose
         payloads it held (`topic`, `count`, `ids`). `progress` is called with bytes done and in all. If a
         scrub is under way already its findings are returned. Raises `unavailable` if it was abandoned,
-        because the broker recovered or ended.
+        because the broker recovered or ended. Of several shards one is read after the other, and each
+        finding says which `shard` it is of.
         """
-        reply, _ = self._call("scrub")
-        started_us: int = (reply["current"] or reply["last"])["started_us"]
-        while reply["current"] is not None and reply["current"]["started_us"] == started_us:
-            if progress is not None:
-                progress(reply["current"]["read_bytes"], reply["current"]["total_bytes"])
-            time.sleep(_SCRUB_LOOK_S)
-            reply, _ = self._call("scrub_status")
-        done: dict[str, Any] | None = reply["last"]
-        if done is None or done["started_us"] < started_us:
-            raise Unavailable("the scrub was abandoned: the broker recovered; start it again")
-        return done
+        self._check_open()
+        count = self.transport.shard_count
+        if count == 1:
+            return _scrub(self.transport, progress)
+        # One shard after the other: they share a disk.
+        done = [_scrub(self.transport.shard(number), progress) for number in range(count)]
+        return {
+            "started_us": done[0]["started_us"],
+            "finished_us": done[-1]["finished_us"],
+            "total_bytes": sum(each["total_bytes"] for each in done),
+            "read_bytes": sum(each["read_bytes"] for each in done),
+            "findings": [
+                {**finding, "shard": number}
+                for number, each in enumerate(done)
+                for finding in each["findings"]
+            ],
+        }
 
     def feed(self) -> FeedBounds:
         """Where the change feed begins and ends now."""
@@ -133,3 +140,18 @@ class BrokerCalls:
 
         self._check_open()
         return sinks(self.transport)
+
+
+def _scrub(transport: Transport, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
+    """A scrub of one shard, from its beginning to its end."""
+    reply, _ = transport.call("scrub")
+    started_us: int = (reply["current"] or reply["last"])["started_us"]
+    while reply["current"] is not None and reply["current"]["started_us"] == started_us:
+        if progress is not None:
+            progress(reply["current"]["read_bytes"], reply["current"]["total_bytes"])
+        time.sleep(_SCRUB_LOOK_S)
+        reply, _ = transport.call("scrub_status")
+    done: dict[str, Any] | None = reply["last"]
+    if done is None or done["started_us"] < started_us:
+        raise Unavailable("the scrub was abandoned: the broker recovered; start it again")
+    return done

@@ -158,7 +158,7 @@ class Inbox:
         self._transport = client.transport
         # An answer comes by the shard of its request: each has a partition of the inbox.
         shards = self._transport.shard_count
-        partitions = {} if shards == 1 else {"partitions": shards}
+        partitions: dict[str, Any] = {} if shards == 1 else {"partitions": shards}
         client.create_topic(
             self.topic,
             lookahead=0,

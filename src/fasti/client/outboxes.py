@@ -36,7 +36,7 @@ logger = logging.getLogger("fasti.client")
 
 # So many rows without a key go to one shard before the next one has its turn: one that sends little keeps
 # to one stream.
-_STAY_ROWS, _STAY_ROWS_MAX = 64, 20_000
+_STAY_ROWS, _STAY_ROWS_MAX = 64, 1_000
 # So often a shipment is sent elsewhere before it fails.
 _MOVES_MAX = 3
 

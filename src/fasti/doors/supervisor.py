@@ -8,7 +8,8 @@ away. One HTTP process speaks for all.
 Until all of them were ready once, one that can't start ends all with its error, as a single process would
 end. From then on one that ends is started again, with pauses that grow while it ends soon, and the others
 don't notice. SIGTERM and Ctrl-C stop all softly, a second one at once. SIGHUP starts one after the other
-anew, each when the one before is ready. When the supervisor is killed, its processes stop by themselves,
+anew, each when the one before is ready (from a terminal that was closed it means the end, as for any
+program). When the supervisor is killed, its processes stop by themselves,
 and the next supervisor waits for them.
 
 The main thread waits for signals and for reports of the threads that wait for processes, and does
@@ -105,6 +106,7 @@ class Supervisor:
         self._http: HttpChild | None = None
         # Processes that are still to be started anew, in this order, after a SIGHUP.
         self._rolling: deque[BrokerChild] = deque()
+        self._had_terminal = has_terminal()
         self._was_ready = False
         self._stop_by: float | None = None
         self._failure: FastiError | None = None
@@ -194,6 +196,9 @@ class Supervisor:
             word = self._asks.next_within(self._pause_s())
             if word in _ENDS:
                 self._stop(str(word))
+            elif word == "SIGHUP" and self._had_terminal and not has_terminal():
+                # It means the other thing that it is sent for: the terminal was closed.
+                self._stop(word)
             elif word == "SIGHUP":
                 self._roll_all()
             while self._reports:
@@ -403,6 +408,15 @@ class Supervisor:
                     self._children[report.number].ended()
         self.let_go()
         end(code)
+
+
+def has_terminal() -> bool:
+    """Whether this process belongs to a terminal that is open."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def refusal_of_start(child: BrokerChild, error: OSError) -> FastiError:

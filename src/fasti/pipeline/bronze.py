@@ -28,6 +28,7 @@ from fasti.pipeline.shared import attempt_id, parallelism
 from fasti.protocol.feed_name import is_nameless
 from fasti.spark.connection import client_of
 from fasti.spark.errors import as_spark_errors
+from fasti.spark.patience import rows_of
 from fasti.spark.shards import even_share
 from fasti.spark.views import View
 
@@ -218,11 +219,13 @@ class Copy:
                     yield pa.RecordBatch.from_pydict({"path": paths})
 
     def _copy(self, number: int) -> list[str]:
-        client = client_of(self.address, self.token)
+        mine = self.tickets[number]
+        batches = rows_of(
+            lambda: client_of(self.address, self.token), mine.ticket, shard=mine.number
+        )
         view = View("changes", None, self.payload)
         with Writers(Path(self.staged), f"{number:05}-{attempt_id()}") as writers:
-            mine = self.tickets[number]
-            for batch in client.transport.shard(mine.number).read(dict(mine.ticket)):
+            for batch in batches:
                 writers.add(view.made_of(batch, shard=mine.feed))
         return writers.paths
 

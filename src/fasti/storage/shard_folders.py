@@ -111,21 +111,9 @@ def _is_one_shard(root: Path) -> bool:
     return any((root / name).exists() for name in _ONE_SHARD)
 
 
-def make_folders(root: Path, shards: int, cluster: str = "") -> ShardFolders:
-    """The folders of so many shards, made if there is nothing yet; else those that are there.
-
-    For brokers and for tools that make a directory. Without a name the cluster is given one.
-    """
-    found = read_folders(root)
-    if found.shards == 1:
-        found = _make(root, shards, cluster)
-    _prepare(found)
-    return found
-
-
-def _make(root: Path, shards: int, cluster: str = "") -> ShardFolders:
+def _make(root: Path, shards: int) -> ShardFolders:
     """Writes the file, unless another process did a moment ago: then that one's word counts."""
-    document = {"format": _FORMAT, "shards": shards, "cluster": cluster or secrets.token_hex(8)}
+    document = {"format": _FORMAT, "shards": shards, "cluster": secrets.token_hex(8)}
     with _translating(root):
         _make_root(root)
         with open_folder(root, "") as folder:

@@ -310,6 +310,8 @@ class ConsumerMachine:
         """How long until there is something to write; 0 or less if there is."""
         if not self.known:
             return math.inf
+        if self.credit.shared and self.credit.to_withdraw:
+            return 0.0
         wait_s = min(self._beat_at, self._speak_at) - now.s
         stall_s = self._stall_s(now)
         if min(wait_s, stall_s) <= 0:

@@ -478,7 +478,10 @@ class Custody:
     def _remember(self, run: Run, rows: Any) -> None:
         ids = run.id_list()
         for row in rows.tolist():
-            self._in_hand[ids[row]] = (run, row)
+            known = self._in_hand.get(ids[row])
+            # What goes back of an earlier delivery is not what user code has of a later one.
+            if known is None or known[0].leased_us <= run.leased_us:
+                self._in_hand[ids[row]] = (run, row)
 
     def _without_known(self, run: Run) -> Run:
         """Rows that user code has in its hands learn their new token instead of going there again."""

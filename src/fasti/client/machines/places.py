@@ -79,13 +79,18 @@ class Places:
             self._free_since = now_s
         awaited, look_at = 0, math.inf
         for member in self.members:
+            if member.used:
+                member.used, member.asked_at = False, now_s
             if member.count and now_s < member.asked_at + IDLE_S:
                 awaited += member.count
                 look_at = min(look_at, member.asked_at + IDLE_S)
+            elif member.count > self.share and member is not me:
+                # It had more than its part and has no use for it: nobody shall have as much twice.
+                member.take_back_own()
         waiting = [member for member in self.members if member.is_waiting]
         if not self.scarce:
             free -= awaited
-            mine = self._fair(me, free)
+            mine = self._fair(me, free, now_s)
         elif now_s >= self._free_since + IDLE_S:
             # Those that were asked first have nothing.
             free, mine = len(waiting), int(not me.count)
@@ -102,7 +107,7 @@ class Places:
             me.look_at = look_at
         return mine
 
-    def _fair(self, me: SharedCredit, free: int) -> int:
+    def _fair(self, me: SharedCredit, free: int, now_s: float) -> int:
         """Its own part, or what no other one waits for."""
         if free <= 0:
             return 0
@@ -110,6 +115,9 @@ class Places:
         mine = me.unfinished + me.count
         if mine < share:
             return min(free, share - mine)
+        if me.count and now_s >= me.asked_at + IDLE_S:
+            # Its shard has nothing: what stands there is enough.
+            return 0
         owed = sum(
             max(0, share - member.unfinished)
             for member in self.members
@@ -184,6 +192,8 @@ class SharedCredit(Credit):
         self._places = places
         self.asked_at, self.asked_number = -math.inf, 0
         self.must_stall = False
+        # Something has come by it since this was looked at last.
+        self.used = False
         self._machine: ConsumerMachine | None = None
         self._wake: Callable[[], None] = lambda: None
         self._now_us: Callable[[], int] = lambda: 0
@@ -259,6 +269,11 @@ class SharedCredit(Credit):
         if credit:
             self._places.asked(self, now_s)
         return credit
+
+    def spend(self, rows: int) -> None:
+        """So many messages came by it."""
+        super().spend(rows)
+        self.used = True
 
     def surplus(self) -> int:
         """How many of those that have just come have no place; no more are to come then."""

@@ -112,6 +112,7 @@ def partitions(request: Request) -> list[Piece]:
     if type(partition) is int:
         return [Piece(layout.shard_of(partition), header)]
     if not isinstance(offsets, dict) or not offsets:
+        _refuse_offset(header, layout)
         return [Piece(shard, header) for shard in layout.all_shards]
     return _by_offsets(request, layout, offsets)
 
@@ -140,21 +141,11 @@ def _by_offsets(request: Request, layout: Layout, offsets: Header) -> list[Piece
 
 
 def _refuse_offset(header: Header, layout: Layout) -> None:
-    if header.get("offset") is not None and layout.partitions > 1:
+    named = header.get("offset") is not None or header.get("before") is not None
+    if named and layout.partitions > 1:
         raise InvalidArgument(
             "an offset belongs to one partition: name the partition", field="partition"
         )
-
-
-def truncated(request: Request) -> list[Piece]:
-    """As `partitions`; an offset is of one."""
-    if request.header.get("partition") is None and request.header.get("before") is not None:
-        layout = request.layout(fresh=True)
-        if layout.partitions > 1:
-            raise InvalidArgument(
-                "an offset belongs to one partition: name the partition", field="partition"
-            )
-    return partitions(request)
 
 
 # Page by page
@@ -202,7 +193,9 @@ def with_request(request: Request) -> list[Piece]:
 
 def held_snapshots(request: Request) -> list[Piece]:
     """To each shard of which a handle has a snapshot."""
-    held = request.header.get("snapshots")
+    held = request.header.get("snapshot")
     if not isinstance(held, dict):
         return named_shard(request)
-    return [Piece(int(shard), {"snapshot": told["snapshot"]}) for shard, told in held.items()]
+    return [
+        Piece(int(shard), {**request.header, "snapshot": number}) for shard, number in held.items()
+    ]

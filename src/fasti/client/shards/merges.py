@@ -421,10 +421,12 @@ def references(request: Request, pieces: list[Piece], answers: Answers) -> Answe
 
 
 def snapshot(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
-    """One handle over all shards: `snapshots` has what each told, by its number."""
+    """One handle over all shards: each field is a map of what the shards told, by their numbers.
+
+    Plans and tickets that name it by `snapshot` and `position` are of each shard's own.
+    """
     found = all_answers(request, pieces, answers)
-    told = {piece.shard: header for piece, (header, _) in zip(pieces, found, strict=True)}
-    return {"snapshots": told}, []
+    return {name: _by_number(pieces, found, name) for name in found[0][0]}, []
 
 
 def scrubs(request: Request, pieces: list[Piece], answers: Answers) -> Answer:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SHARD_NUMBER = "shard_number"
 # By what the rows of a read are in order.
 _ORDER = {"list": "id", "kv": "key"}
+_OF_SNAPSHOT = frozenset(("snapshot", "position", "shard", "deadline_us"))
 
 
 def plan(transport: ShardedTransport, descriptor: Header) -> list[Header]:
@@ -101,11 +102,12 @@ def _pieces(transport: ShardedTransport, fields: Header) -> list[tuple[int, Head
 
 
 def _of_shard(layout: Layout, fields: Header, shard: int) -> Header:
-    held, offsets = fields.get("snapshots"), fields.get("offsets")
-    if isinstance(held, dict):
-        told = held.get(shard) or held[str(shard)]
-        fields = {name: value for name, value in fields.items() if name != "snapshots"}
-        fields |= {name: told[name] for name in ("snapshot", "position")}
+    # A snapshot over all shards is a map, and so is what was told of it.
+    fields = {
+        name: _own(value, shard) if name in _OF_SNAPSHOT and isinstance(value, dict) else value
+        for name, value in fields.items()
+    }
+    offsets = fields.get("offsets")
     if isinstance(offsets, dict):
         own = {
             name: offset
@@ -116,6 +118,11 @@ def _of_shard(layout: Layout, fields: Header, shard: int) -> Header:
         if not own:
             del fields["offsets"]
     return fields
+
+
+def _own(told: dict[Any, Any], shard: int) -> Any:
+    # By numbers, which JSON makes texts of.
+    return told[shard] if shard in told else told[str(shard)]
 
 
 def _answers(pieces: Sequence[tuple[int, Any]], answers: Sequence[Any]) -> list[Any]:

@@ -79,7 +79,7 @@ TABLE: dict[str, Route] = {
     # Logs and groups
     "log": Route(cuts.shards_of_topic, merges.log),
     "offsets": Route(cuts.partitions, merges.offsets),
-    "truncate": Route(cuts.truncated, merges.truncated),
+    "truncate": Route(cuts.partitions, merges.truncated),
     "groups": Route(cuts.shards_of_topic, merges.groups),
     "create_group": Route(cuts.all_partitions, merges.group("already_exists")),
     "reset_group": Route(cuts.partitions, merges.group("-")),

@@ -51,6 +51,7 @@ from fasti.storage.frames import (
 from fasti.storage.journal import JournalReader
 from fasti.storage.manifest import Manifest
 from fasti.storage.seals import open_seal
+from fasti.storage.shard_folders import open_folders, read_folders
 from fasti.storage.tools.at_rest import existing_files, open_directory
 
 BACKUP_FORMAT_VERSION = 1
@@ -129,15 +130,33 @@ class Backup:
     copied_bytes: int
     # Payload blocks that are damaged where they come from: copied as they are, and reported.
     damaged: list[str] = field(default_factory=list)
-    # Where there are several shards: each of them. The whole has the cluster's name and shard 0's position.
+    # Of several shards, by number: all together are in the fields above, but `position`, which is 0.
     shards: list[Backup] = field(default_factory=list)
 
+    @classmethod
+    def of_shards(cls, path: Path, parts: list[Backup]) -> Backup:
+        """Those of all shards as one."""
+        damaged = [
+            f"shard-{number}/{name}" for number, part in enumerate(parts) for name in part.damaged
+        ]
+        return cls(
+            str(path),
+            ",".join(part.shard for part in parts),
+            0,
+            min(part.at_us for part in parts),
+            sum(part.files for part in parts),
+            sum(part.size_bytes for part in parts),
+            sum(part.copied_bytes for part in parts),
+            damaged,
+            parts,
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """As plain values; `shards` only where there are several."""
-        plain = {name: value for name, value in asdict(self).items() if name != "shards"}
-        if self.shards:
-            plain["shards"] = [backup.to_dict() for backup in self.shards]
-        return plain
+        """As plain values."""
+        values = asdict(self)
+        if not self.shards:
+            del values["shards"]
+        return values
 
 
 # Sources
@@ -254,6 +273,28 @@ def back_up(source: Source, path: Path, progress: Progress | None = None) -> Bac
         if progress is not None:
             progress(done, max(total, done))
     return target.finish(done)
+
+
+def back_up_directory(data: Path, path: Path, progress: Progress | None = None) -> Backup:
+    """A data directory that no broker has open, all of its shards. Raises as `directory_source`."""
+
+    def take(number: int, folder: Path) -> Backup:
+        with directory_source(folders.folder(number)) as source:
+            return back_up(source, folder, progress)
+
+    folders = read_folders(data)
+    return take(0, path) if folders.shards == 1 else back_up_shards(path, folders.shards, take)
+
+
+def back_up_shards(path: Path, count: int, take: Callable[[int, Path], Backup]) -> Backup:
+    """A backup of several shards: `take(number, folder)` brings each into a folder of its own.
+
+    The first shard comes last: it has the truth about topics, and so the backup of it knows no less of
+    them than those of the others. Raises what `take` raises; it can be run again then.
+    """
+    folders = open_folders(path, count)
+    parts = {number: take(number, folders.folder(number)) for number in (*range(1, count), 0)}
+    return Backup.of_shards(path, [parts[number] for number in range(count)])
 
 
 class _Target:

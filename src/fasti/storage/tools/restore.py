@@ -24,6 +24,7 @@ from fasti.storage.files.blocks import MANIFEST_PATH, decode_manifest
 from fasti.storage.files.journal_segment import read_segment_header
 from fasti.storage.files.rebase import RESTORING_NAME
 from fasti.storage.manifest import Manifest
+from fasti.storage.shard_folders import ShardFolders, open_folders, read_folders
 from fasti.storage.tools.at_rest import open_directory, rebase_directory
 from fasti.storage.tools.backup import CHUNK_BYTES, Description, Progress, describe
 from fasti.storage.tools.inspect import inspect
@@ -34,7 +35,8 @@ class Restored:
     """A directory that was made from a backup."""
 
     path: str
-    # Of the backup: its shard, its last frame, and when it was taken.
+    # Of the backup: its shard, its last frame, and when it was taken. Of several shards all of them,
+    # with commas, and no frame: 0.
     shard: str
     position: int
     at_us: int
@@ -56,10 +58,60 @@ def restore(backup: Path, target: Path, progress: Progress | None = None) -> Res
     """
     if not backup.is_dir():
         raise NotFound(f"{backup} does not exist")
+    folders = read_folders(backup)
+    if folders.shards > 1:
+        return _restore_shards(folders, target, progress)
+    done = _restore_shard(backup, target, progress)
+    _finish(target)
+    return done
+
+
+def _restore_shards(folders: ShardFolders, target: Path, progress: Progress | None) -> Restored:
+    """All shards of a backup. None can be opened before all are there."""
+    for folder in folders.folders():
+        source = LocalFiles(folder)
+        _check_formats(source, describe(source, str(folder)))
+    if not _is_unfinished(target):
+        _check_empty(target)
+    places = open_folders(target, folders.shards).folders()
+    for place in places:
+        LocalFiles(place).replace(RESTORING_NAME, b"")
+    parts = [
+        _restore_shard(folder, place, progress)
+        for folder, place in zip(folders.folders(), places, strict=True)
+    ]
+    for place in places:
+        _finish(place)
+    return Restored(
+        str(target),
+        ",".join(part.shard for part in parts),
+        0,
+        min(part.at_us for part in parts),
+        ",".join(part.new_shard for part in parts),
+        max(part.topics for part in parts),
+        sum(part.size_bytes for part in parts),
+    )
+
+
+def _is_unfinished(target: Path) -> bool:
+    """Whether a restore of several shards was interrupted here."""
+    if not target.is_dir():
+        return False
+    return any((place / RESTORING_NAME).exists() for place in read_folders(target).folders())
+
+
+def _finish(target: Path) -> None:
+    """From now on a broker may open it."""
+    files = LocalFiles(target)
+    files.delete(RESTORING_NAME)
+    files.sync_directory("")
+
+
+def _restore_shard(backup: Path, target: Path, progress: Progress | None) -> Restored:
     source = LocalFiles(backup)
     described = describe(source, str(backup))
     _check_formats(source, described)
-    check_empty(target)
+    _check_empty(target)
     files = LocalFiles(target)
     lock = files.lock()
     try:
@@ -72,8 +124,6 @@ def restore(backup: Path, target: Path, progress: Progress | None = None) -> Res
     finally:
         lock.release()
     _check(files)
-    files.delete(RESTORING_NAME)
-    files.sync_directory("")
     place = (described.shard, described.last, described.at_us)
     return Restored(str(target), *place, f"{manifest.incarnation:016x}", topics, size)
 
@@ -91,8 +141,7 @@ def _check_formats(source: Files, described: Description) -> None:
                 read_segment_header(source, name)
 
 
-def check_empty(target: Path) -> None:
-    """Raises `AlreadyExists` unless it is new, empty or of a restore that was interrupted."""
+def _check_empty(target: Path) -> None:
     if not target.exists():
         return
     if not target.is_dir():

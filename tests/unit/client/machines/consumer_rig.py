@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from fasti.client.machines.consumer import ConsumerMachine
+from fasti.client.machines.credit import Credit
 from fasti.client.machines.now import Now
 from fasti.client.machines.returns import Return
 from fasti.client.machines.run import Run
@@ -47,22 +48,25 @@ class Clock:
 
     unsure_us = 0
 
-    def __init__(self) -> None:
-        self.at_us = 1_000_000
+    def __init__(self, ahead_us: int = 0) -> None:
+        # How far the broker's is before this process's.
+        self.ahead_us = ahead_us
+        self.at_us = 1_000_000 + ahead_us
 
     def now_us(self) -> int:
         return self.at_us
 
     def now(self) -> Now:
-        return Now(self.at_us / 1e6, self.at_us, 0, lambda us: (us - self.at_us) / 1e6)
+        here_s = (self.at_us - self.ahead_us) / 1e6
+        return Now(here_s, self.at_us, 0, lambda us: (us - self.at_us) / 1e6)
 
 
 class BrokerModel:
     """One topic with one consumer."""
 
-    def __init__(self, clock: Clock, count: int) -> None:
+    def __init__(self, clock: Clock, dues_us: list[int]) -> None:
         self.clock = clock
-        self.messages = [Stored(n + 1, clock.at_us + 50_000 * n) for n in range(count)]
+        self.messages = [Stored(n + 1, due_us) for n, due_us in enumerate(dues_us)]
         self.credit = 0
         self.refuse = False
         self.out: deque[tuple[Words, pa.RecordBatch | None]] = deque()
@@ -160,9 +164,20 @@ class BrokerModel:
 class Rig:
     """The machine, the broker, and user code, which is the test."""
 
-    def __init__(self, prefetch: int | None, count: int = 6, rows_max: int = 2) -> None:
-        self.clock = Clock()
-        self.broker = BrokerModel(self.clock, count)
+    def __init__(
+        self,
+        prefetch: int | None,
+        count: int = 6,
+        rows_max: int = 2,
+        *,
+        clock: Clock | None = None,
+        dues_us: list[int] | None = None,
+        credit: Credit | None = None,
+    ) -> None:
+        self.clock = clock or Clock()
+        if dues_us is None:
+            dues_us = [self.clock.at_us + 50_000 * n for n in range(count)]
+        self.broker = BrokerModel(self.clock, dues_us)
         self.machine = ConsumerMachine(
             "t",
             "worker",
@@ -172,6 +187,14 @@ class Rig:
             limits=Limits(batch_rows_max=rows_max),
             draw=lambda: 0.5,
             on_network=True,
+            credit=credit,
+        )
+        self.session: Any = SimpleNamespace(
+            topic="t",
+            holding=self.machine.holding,
+            clock=self.clock,
+            taking=self.clock,
+            wake=lambda: None,
         )
         self.machine.settings = TopicSettings(lease_us=LEASE_US)
         self.inbox: deque[tuple[Words, pa.RecordBatch | None]] = deque()
@@ -222,8 +245,7 @@ class Rig:
         header, batch = self.broker.out.popleft()
         machine = self.machine
         if batch is not None:
-            session = SimpleNamespace(topic="t")
-            machine.lease(machine.custody.decode(session, header, batch, LEASE_US))
+            machine.lease(machine.custody.decode(self.session, header, batch, LEASE_US))
         elif header["kind"] == "error" and machine.ends_session(header):
             self.lose()
         else:
@@ -260,7 +282,11 @@ class Rig:
         taken = holding.take_now(nullcontext(), self.clock, lambda: None)
         if taken is None:
             return False
-        run, row = taken
+        self.check_taken(*taken)
+        return True
+
+    def check_taken(self, run: Run, row: int) -> None:
+        """User code has got a message."""
         self.broker.expire()
         stored = self.broker.messages[run.id_list()[row] - 1]
         delivery = (stored.id, run.value("version", row))
@@ -269,8 +295,7 @@ class Rig:
         assert delivery not in self.delivered
         assert stored.due_us <= self.clock.at_us
         self.delivered.add(delivery)
-        self.in_hand.append(taken)
-        return True
+        self.in_hand.append((run, row))
 
     def finish(self, op: str, place: int = 0) -> None:
         if not self.in_hand:

@@ -179,3 +179,21 @@ def test_an_error_before_all_is_known_ends_the_session() -> None:
     assert rig.machine.ends_session({**error, "request": None})
     rig._exchange()
     assert not rig.machine.ends_session({**error, "request": number})
+
+
+def test_a_message_in_hand_is_not_taken_for_an_earlier_delivery_that_goes_back() -> None:
+    """It was released unopened, which was refused for now, and came again when its lease had ended. Then the
+    connection is lost: user code has it, and it is not handed out once more.
+    """
+    rig = Rig(4, dues_us=[-5_000_000])
+    rig.pump()
+    rig.advance(LEASE_US // 3 + 1)
+    rig.broker.refuse = True
+    rig.pump()
+    rig.advance(LEASE_US)
+    rig.pump()
+    assert rig.take()
+    assert rig.broker.messages[0].delivery == 2
+    rig.lose()
+    rig.settle()
+    assert len(rig.delivered) == 1

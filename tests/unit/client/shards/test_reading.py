@@ -121,8 +121,11 @@ def test_plans_have_the_tickets_of_all_shards() -> None:
     tickets = fakes.transport.plan({"call": "list", "topic": "topic", "splits": 10})
     assert [ticket["shard_number"] for ticket in tickets] == [0, 1, 2, 3]
     assert {ticket["splits"] for ticket in tickets} == {3}
-    held = {n: {"snapshot": 7 + n, "position": 70 + n} for n in range(4)}
-    tickets = fakes.transport.plan({"call": "list", "topic": "topic", "snapshots": held})
+    held = {
+        "snapshot": {n: 7 + n for n in range(4)},
+        "position": {str(n): 70 + n for n in range(4)},
+    }
+    tickets = fakes.transport.plan({"call": "list", "topic": "topic", **held})
     asked = [shard.asked[-1][1] for shard in fakes.shards]
     assert [(fields["snapshot"], fields["position"]) for fields in asked] == [
         (7 + n, 70 + n) for n in range(4)
