@@ -160,7 +160,7 @@ def settings_page() -> str:
 
 Sizes are written as `64MiB` (B, KiB, MiB, GiB, TiB, and KB to TB for powers of ten), lengths of time as `100ms` (us, ms, s, m, h, d), addresses as `HOST:PORT`. Keys with a dot stand in a table: `limits.payload_max` is `payload_max` below `[limits]`.
 
-None of these are stored: each start may use others. A topic's settings are stored with the topic.
+None of these are stored but `shards`: each start may use others. A topic's settings are stored with the topic.
 
 ## Broker
 

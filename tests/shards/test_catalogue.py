@@ -251,11 +251,11 @@ def test_an_idle_topic_goes_when_no_shard_uses_it(host: Host) -> None:
 
     idle._shards = [Asked(number) for number in range(SHARDS)]
     found[2].clear()
-    idle._delete_idle()
+    idle.delete_now()
     assert {0, 1, 2} <= set(asked)
     assert "brief" in topics(host, 0), "shard 2 uses it"
     found[2]["brief"] = 2
-    idle._delete_idle()
+    idle.delete_now()
     host.catalogue.settle()
     assert all("brief" not in topics(host, number) for number in range(SHARDS))
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fasti.broker.launch import BrokerProcess
 from fasti.doors.peer_folder import PROCESSES_LOCK, PeerFolder
-from fasti.errors import AlreadyExists, DataDirLocked, FastiError, InvalidArgument
+from fasti.errors import AlreadyExists, DataDirLocked, FastiError, InvalidArgument, Unavailable
 from fasti.storage.files import LocalFiles
 from tests.conformance.protocol_client import Client, Refused
 from tests.integration.serve_rig import WAIT_S, Watched, ask, children
@@ -221,6 +221,32 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
         assert broker.wait(WAIT_S) == 128 + signal.SIGTERM
         for process in all_of_them:
             process.wait()
+
+
+def test_a_process_that_does_not_stop_in_time_is_killed(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "stop_within": "1s"}
+    with several(tmp_path, http="off", settings=settings) as broker:
+        watched = Watched(broker.process(1).wait())
+        broker.process(1).pause()
+        assert broker.stop() == 0
+        watched.wait()
+        assert lines(broker, "code=SIGKILL")
+
+
+def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
+    with several(tmp_path, http="off", started=False) as broker:
+        stopped = threading.Thread(target=terminate_at, args=(broker, "starting version"))
+        stopped.start()
+        with pytest.raises(Unavailable, match="ended before it was ready"):
+            broker.start()
+        stopped.join()
+        # Nothing of it is left.
+        broker.start()
+
+
+def terminate_at(broker: BrokerProcess, text: str) -> None:
+    wait_log(broker, text)
+    os.kill(broker.pid, signal.SIGTERM)
 
 
 def test_processes_stop_by_themselves_when_the_supervisor_is_killed(tmp_path: Path) -> None:

@@ -61,12 +61,13 @@ class IdleTopics:
         if not ages_us:
             return None
         try:
-            self._delete_idle()
+            self.delete_now()
         except FastiError as error:
             _log.info("idle topics are kept for now: %s", error)
         return min(max(min(ages_us) / 1e6 / _LOOKS_PER_AGE, _LOOK_S_MIN), _LOOK_S_MAX)
 
-    def _delete_idle(self) -> None:
+    def delete_now(self) -> None:
+        """Asks every shard, and deletes what is idle on all. Raises what the shards raise."""
         idle = {topic.number: topic for topic in self._read(self._shards[0])}
         for shard in self._shards[1:]:
             if not idle:

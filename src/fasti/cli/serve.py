@@ -38,7 +38,7 @@ def run(
 
     Without any flag: the data is in ./fasti-data, clients connect to fasti://127.0.0.1:7170, and
     http://127.0.0.1:7180 has health and metrics. Flags beat environment variables, which beat the
-    settings file.
+    settings file. With --shards 8 --processes 4 several processes serve one directory, on as many cores.
     """
     settings = load({setting.key: flags[setting.name] for setting in SETTINGS}, config=config)
     if print_config:

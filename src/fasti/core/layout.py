@@ -97,7 +97,9 @@ class Layout:
         return (hashes % np.uint64(self.partitions)).astype(np.int64)
 
     def shard_of_key(self, key: str) -> int:
-        """The shard of one key. For every `send`: nothing of Arrow for a single one."""
+        """The shard of one key. For every `send`: nothing of Arrow for a single one, but in logs."""
+        if self.is_log and self.partitions > 1:
+            return int(self.shards_of_keys(pa.array([key]))[0])
         # Imported late, as below.
         from xxhash import xxh64_intdigest
 

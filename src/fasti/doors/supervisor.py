@@ -191,7 +191,8 @@ class Supervisor:
     def run(self) -> None:
         """Starts all and returns when all have ended. Raises why they couldn't be started."""
         for child in self._children:
-            self._start(child)
+            if self._stop_by is None:
+                self._start(child)
         while any(child.running for child in self._children) or self._stop_by is None:
             word = self._asks.next_within(self._pause_s())
             if word in _ENDS:

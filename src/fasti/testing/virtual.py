@@ -348,6 +348,8 @@ class VirtualBroker:
         for _ in range(_STEPS_TO_SETTLE):
             for shard in self.host.all_shards():
                 shard.submit([]).result(_PATIENCE_S)
+        if self.host.catalogue is not None:
+            self.host.catalogue.delete_idle()
 
     def close(self) -> None:
         """Closes the clients and the broker, and deletes its files."""

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from fasti.client.transport import Arrived, Content, OnlyShard
+from fasti.core.layout import Layout
 from fasti.errors import FastiError, Unavailable
 from fasti.model import TopicSettings
 from fasti.protocol.problems import error_to_json
@@ -231,3 +232,27 @@ class FakeTransport(OnlyShard):
     def stream(self, number: int = 0) -> FakeStream:
         """A stream, as soon as it was opened."""
         return eventually(lambda: len(self.streams) > number and self.streams[number])
+
+
+class FakeShards(FakeTransport):
+    """Several fake shards, each with its own clock and streams; all topics have `layout`."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.shard_count = layout.shards
+        self.shards = [FakeTransport() for _ in range(layout.shards)]
+        self.layout_now = layout
+        self.layouts_asked = 0
+        self._known: Layout | None = None
+
+    def shard(self, number: int) -> FakeTransport:
+        return self.shards[number]
+
+    def layout(self, topic: str) -> Layout:
+        if self._known is None:
+            self.layouts_asked += 1
+            self._known = self.layout_now
+        return self._known
+
+    def forget_layout(self, topic: str) -> None:
+        self._known = None

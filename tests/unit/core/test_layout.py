@@ -55,6 +55,8 @@ def test_keys_of_a_log_choose_by_rank() -> None:
     keys = pa.array([f"user-{number}" for number in range(500)])
     ranked = Keys(keys, (7, 11)).ranked(12)
     assert layout.shards_of_keys(keys).tolist() == layout.by_partition[ranked].tolist()
+    one_by_one = [layout.shard_of_key(key) for key in keys.to_pylist()]
+    assert one_by_one == layout.by_partition[ranked].tolist()
     assert layout.keeps_to(Layout.of(TopicSettings(kind="log", partitions=12), 4))
     assert not layout.keeps_to(Layout.of(TopicSettings(kind="log", partitions=24), 4))
     assert not layout.keeps_to(Layout(4, 12))
