@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,8 +15,7 @@ from fasti.cli.connection import Place, with_place
 from fasti.cli.exits import fail_unless
 from fasti.cli.options import AsJson, JsonWithoutProgress, size
 from fasti.cli.progress import progress
-from fasti.storage.shard_folders import read_folders
-from fasti.storage.tools.at_rest import existing_files, holder
+from fasti.storage.tools.at_rest import holder, shard_files
 from fasti.storage.tools.clock_reset import reset_clock
 from fasti.storage.tools.inspect import Report, Stats, inspect
 from fasti.storage.tools.inspect import stats as read_stats
@@ -25,9 +23,6 @@ from fasti.storage.tools.journal_repair import Action
 from fasti.storage.tools.losses import IdRange, Losses
 from fasti.storage.tools.repair import repair_directory
 from fasti.storage.tools.scrub_directory import scrub_directory
-
-if TYPE_CHECKING:
-    from fasti.storage.files import LocalFiles
 
 # How many ranges of ids a table shows; `--json` has all.
 _RANGES = 8
@@ -47,7 +42,7 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
     Changes nothing. Exits with 0 if nothing that was acknowledged is lost, else with 1.
     """
     found: dict[str, Any] = {}
-    for label, files in _shards(directory):
+    for label, files in shard_files(directory):
         user = holder(files)
         report = inspect(files)
         found[label] = {"ok": report.ok, "in_use": user is not None, **asdict(report)}
@@ -58,13 +53,6 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
             _print_report(report)
     _print_json(found, as_json)
     fail_unless(all(each["ok"] for each in found.values()))
-
-
-def _shards(directory: Path) -> Iterator[tuple[str, LocalFiles]]:
-    """The folders of a directory's shards, with a word for each where there are several."""
-    folders = read_folders(directory)
-    for number in range(folders.shards):
-        yield folders.label(number), existing_files(folders.folder(number))
 
 
 def _print_label(label: str) -> None:
@@ -100,7 +88,7 @@ def scrub(
     found: dict[str, Any] = {}
     with progress("scrub", wanted=not as_json, in_bytes=True) as report:
         if directory is not None:
-            for label, files in _shards(directory):
+            for label, files in shard_files(directory):
                 found[label] = scrub_directory(files, report, rate or 0)
         else:
             with place.client() as client:
@@ -147,7 +135,7 @@ def repair(
     """
     found: dict[str, Any] = {}
     is_well = True
-    for label, files in _shards(directory):
+    for label, files in shard_files(directory):
         repaired = repair_directory(files, allow_gap=allow_gap, dry_run=not apply)
         actions, losses = repaired.actions, repaired.losses
         left = inspect(files) if apply else None
@@ -174,7 +162,7 @@ def print_stats(directory: Directory, as_json: AsJson = False) -> None:
     Opens it for reading only. While a shard has it open this answers `locked`.
     """
     found: dict[str, Any] = {}
-    for label, files in _shards(directory):
+    for label, files in shard_files(directory):
         stats = read_stats(files, time.time_ns() // 1000)
         found[label] = stats.to_dict()
         if not as_json:
@@ -197,7 +185,7 @@ def reset(
     """
     found: dict[str, Any] = {}
     needed = False
-    for label, files in _shards(directory):
+    for label, files in shard_files(directory):
         done = reset_clock(files, moments.now_us(), dry_run=not apply)
         found[label] = {"applied": apply, **done.to_dict()}
         needed = needed or done.needed
