@@ -39,8 +39,9 @@ test: $(STAMP)  ## run the tests, without the long ones
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-long
-test-long: $(STAMP)  ## run all tests, the long ones too, with more generated examples
+test-long: $(STAMP)  ## run all tests, the long ones too, with more generated examples; then with four shards
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "" --timeout 3600 $(ARGS)
+	$(BIN)/pytest tests/integration tests/shards -m "" --timeout 3600 --shards 4 $(ARGS)
 
 .PHONY: faults
 faults: $(STAMP)  ## break the machine, the files and the clients on purpose, and print what came of it

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from tests.integration.serve_rig import SEGMENTS
+
+SHARDS = 4
+
+Connect = Callable[..., fasti.Client]
 
 
 @pytest.fixture(scope="module")
@@ -18,19 +26,36 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield started
 
 
-@pytest.fixture(scope="module", params=["flight", "embedded"])
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[fasti.Client]:
-    """Of a broker process, and of one inside this process; with a module's `CONNECTED`."""
+@pytest.fixture(scope="module")
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Makes a module's clients, each once, with its `CONNECTED`; they are closed at its end."""
     given = getattr(request.module, "CONNECTED", {})
+    with ExitStack() as stack:
+
+        @cache
+        def connected(address: str, **options: Any) -> fasti.Client:
+            made = fasti.connect(address, timeout="60s", **given, **options)
+            return stack.enter_context(made)
+
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a module's embedded brokers are."""
+    return tmp_path_factory.mktemp("embedded")
+
+
+@pytest.fixture(params=["flight", "embedded"])
+def shared(request: pytest.FixtureRequest, connect: Connect, folder: Path) -> fasti.Client:
+    """Of a broker process, and of one inside this process. Each is one for all tests of a module.
+
+    The process has one shard, the one in here four, except for tests that are about one.
+    """
     if request.param == "flight":
-        address = request.getfixturevalue("broker").address
-    else:
-        address = f"embedded:{tmp_path_factory.mktemp('embedded')}"
-        given = {"segment_bytes": 1 << 20, **given}
-    with fasti.connect(address, timeout="60s", **given) as made:
-        yield made
+        return connect(request.getfixturevalue("broker").address)
+    shards = 1 if request.node.get_closest_marker("one_shard") else SHARDS
+    return connect(f"embedded:{folder / str(shards)}", shards=shards, segment_bytes=1 << 20)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_from_end_to_end(broker: BrokerProcess) -> None:
 def test_many_tasks_send_through_one_producer(broker: BrokerProcess) -> None:
     async def story() -> None:
         async with fasti.aio.connect(broker.address) as client:
-            await client.create_topic("many")
+            await client.create_topic("many", partitions=1)
             async with client.producer("many", buffer_rows=1000) as producer:
 
                 async def one(task: int) -> list[int]:

@@ -126,6 +126,7 @@ def test_what_can_not_be_changed_is_counted(client: fasti.Client) -> None:
         client.delete_topic("mixed")
 
 
+@pytest.mark.one_shard
 def test_what_changes_in_between_answers_conflict(tmp_path: Any) -> None:
     """A message that somebody else changed after it was found stays as that one left it."""
     with fasti.connect(f"embedded:{tmp_path}") as client:

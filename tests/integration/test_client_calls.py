@@ -88,7 +88,10 @@ def test_a_message_is_put_changed_and_got(client: fasti.Client, topic: str) -> N
     producer.close()
 
 
-def test_many_at_once(client: fasti.Client, topic: str) -> None:
+def test_many_at_once(client: fasti.Client) -> None:
+    # The order is one over all rows.
+    topic = "many-at-once"
+    client.create_topic(topic, partitions=1, lookahead="50ms")
     with client.producer(topic) as producer:
         now_us = client.clock.now_us()
         table = pa.table(
@@ -164,7 +167,9 @@ def test_the_dead_are_listed_redriven_and_purged(client: fasti.Client, topic: st
     producer.close()
 
 
-def test_transactions_happen_whole_or_not_at_all(client: fasti.Client, topic: str) -> None:
+def test_transactions_happen_whole_or_not_at_all(client: fasti.Client) -> None:
+    topic = "transactions"
+    client.create_topic(topic, partitions=1)
     producer = client.producer(topic)
     producer.send(b"work")
     producer.send(b"other", key="other", delay="1h")

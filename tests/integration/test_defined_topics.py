@@ -25,8 +25,8 @@ def test_from_one_broker_to_another(broker: BrokerProcess, tmp_path: Path) -> No
         fasti.connect(f"embedded:{tmp_path / 'other'}") as source,
         fasti.connect(broker.address) as target,
     ):
-        source.create_topic("emails", lease="1m", retry=fasti.Backoff("2s"))
-        source.create_topic("audit", kind="log", partitions=3)
+        source.create_topic("emails", width=1, lease="1m", retry=fasti.Backoff("2s"))
+        source.create_topic("audit", kind="log", partitions=3, width=1)
         source.create_topic("tickets", kind="priority", age_step="1m")
         source.create_topic("profiles", kind="kv")
         source.create_topic("reports", kind="cron")

@@ -338,12 +338,14 @@ def test_a_process_that_forks_between_two_small_calls(
 ) -> None:
     """Their stream is open at the fork, and one more call is under way in another thread."""
     story = """
+    from fasti.client import forking
+
     client = fasti.connect(address)
     client.create_topic("small")
     keys = [f"k{number}" for number in range(400)]
     client.producer("small").send_batch([b"x"] * 400, key=keys, delay="1h")
     messages = client.messages("small")
-    transport = client.transport
+    (transport,) = forking._alive(forking._state.connections)
     while not transport._call_streams._idle:
         messages.count()
 

@@ -25,6 +25,9 @@ from tests.integration.test_hostile_input import (
     refused_at_most,
 )
 
+# They speak the protocol without the SDK, to one shard.
+pytestmark = pytest.mark.one_shard
+
 __all__ = ["broker", "client", "idle_bytes"]
 
 NAMED = pa.RecordBatch.from_pydict({"key": ["a", "b", "c"], "clustering": ["x", None, "y"]})

@@ -45,6 +45,9 @@ from tests.integration.hostile import (
 from tests.integration.serve_rig import SEGMENTS
 from tests.integration.shard_rig import held_up
 
+# They speak the protocol without the SDK, to one shard.
+pytestmark = pytest.mark.one_shard
+
 SETTINGS = ShardSettings(
     segment_bytes=1 << 18, memory_bytes=64 << 20, leases_max=4096, feed_bytes=0, limits=LIMITS
 )

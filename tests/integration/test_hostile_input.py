@@ -36,6 +36,9 @@ from tests.conformance.protocol_client import (
 )
 from tests.integration.serve_rig import SEGMENTS
 
+# They speak the protocol without the SDK, to one shard.
+pytestmark = pytest.mark.one_shard
+
 MIB = 1 << 20
 WAIT_S = 60.0
 HOUR_US = 3_600_000_000

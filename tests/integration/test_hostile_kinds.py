@@ -21,6 +21,9 @@ from fasti.broker.launch import BrokerProcess
 from tests.conformance.protocol_client import Client, Refused, rows
 from tests.integration.serve_rig import SEGMENTS
 
+# They speak the protocol without the SDK, to one shard.
+pytestmark = pytest.mark.one_shard
+
 Header = dict[str, Any]
 Parts = list[pa.RecordBatch]
 

@@ -24,6 +24,9 @@ from tests.integration.test_hostile_input import (  # noqa: F401  (fixtures)
     wait_until,
 )
 
+# They speak the protocol without the SDK, to one shard.
+pytestmark = pytest.mark.one_shard
+
 NUMBERS = [*EXTREMES, *BEYOND]
 TOPIC = "entries"
 

@@ -22,6 +22,9 @@ from tests.integration.test_hostile_input import (  # noqa: F401  (fixtures)
     refused_at_most,
 )
 
+# They speak the protocol without the SDK, to one shard.
+pytestmark = pytest.mark.one_shard
+
 NUMBERS = [*EXTREMES, *BEYOND]
 
 

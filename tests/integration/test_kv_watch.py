@@ -21,6 +21,9 @@ from tests.conformance.protocol_client import Client, Refused, refusal
 from tests.conformance.test_protocol_kv import Watcher, entries
 from tests.integration.serve_rig import SMALL, client_of
 
+# It speaks to one shard, without the SDK.
+pytestmark = pytest.mark.one_shard
+
 TOPIC = "profiles"
 LOST = (fl.FlightError, pa.ArrowException, OSError, Refused)
 KEYS = [f"key-{n}" for n in range(40)]

@@ -273,7 +273,7 @@ def test_order_per_key_within_a_group(client: Client) -> None:
 def test_a_transaction_acks_for_a_group(client: Client) -> None:
     fill(client, rows=2)
     client.create_topic("results", kind="log")
-    client.create_topic("emails")
+    client.create_topic("emails", partitions=1)
     with client.consumer("events", group="billing", timeout="60s") as consumer:
         message = next(consumer)
         with client.transaction() as tx:
@@ -385,6 +385,7 @@ def test_an_app_handles_groups_in_virtual_time() -> None:
         assert broker.client().groups("events").lag("billing") == 0
 
 
+@pytest.mark.one_shard
 def test_metrics_tell_of_logs_and_groups(client: Client) -> None:
     fill(client, partitions=2)
     take(client, 5)

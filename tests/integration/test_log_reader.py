@@ -238,6 +238,7 @@ def test_the_client_closes_readers_that_wait(broker: BrokerProcess) -> None:
     client = fasti.connect(broker.address)
     client.create_topic("closing", kind="log")
     reader = client.reader("closing", follow=True)
+    reader.begin()
     ended = threading.Event()
     thread = threading.Thread(target=lambda: (list(reader), ended.set()))
     thread.start()

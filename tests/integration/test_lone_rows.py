@@ -96,6 +96,7 @@ def test_a_message_that_comes_alone_says_everything(broker: BrokerProcess) -> No
             again.ack(wait=True)
 
 
+@pytest.mark.one_shard
 def test_rows_and_batches_are_handed_over_as_the_session_asks(broker: BrokerProcess) -> None:
     with fasti.connect(broker.address) as client:
         producer = client.producer("t")
@@ -126,6 +127,7 @@ def test_rows_and_batches_are_handed_over_as_the_session_asks(broker: BrokerProc
                 writer.done_writing()
 
 
+@pytest.mark.one_shard
 @pytest.mark.parametrize(
     ("metadata", "field"),
     [
@@ -150,6 +152,7 @@ def test_a_bad_row_is_refused_by_its_receipt(
     writer.close()
 
 
+@pytest.mark.one_shard
 @pytest.mark.parametrize("metadata", [b"\0", b"{\0x", b"[]\0x", b'{"row": {}}'])
 def test_what_is_no_row_ends_the_stream(broker: BrokerProcess, metadata: bytes) -> None:
     writer, reader = bare(broker).do_put(command(call="produce", topic="t"), SCHEMA)
@@ -158,6 +161,7 @@ def test_what_is_no_row_ends_the_stream(broker: BrokerProcess, metadata: bytes) 
         end(writer, reader)
 
 
+@pytest.mark.one_shard
 def test_a_payload_beside_a_batch_and_one_that_is_returned_are_refused(
     broker: BrokerProcess,
 ) -> None:

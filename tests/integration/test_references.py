@@ -26,7 +26,7 @@ def client(shared: Client) -> Iterator[Client]:
 def pointed_to(client: Client) -> None:
     """`emails`, with a schedule and a binding that lead to it, and others that don't."""
     for name, kind in (("emails", "timeline"), ("other", "timeline"), ("orders", "log")):
-        client.create_topic(name, kind=kind)
+        client.create_topic(name, kind=kind, partitions=1)
     client.create_topic("reports", kind="cron")
     client.schedules("reports").put("daily", cron="0 9 * * *", target="emails")
     client.schedules("reports").put("else", cron="0 9 * * *", target="other")

@@ -120,7 +120,7 @@ def the_broker(client: Any, folder: Path) -> Answers:
     yield Kind(done)
     assert calls
     yield client.sinks()
-    yield client.create_topic("staged")
+    yield client.create_topic("staged", partitions=1)
     producer = client.producer("staged")
     yield producer.send_batch([b"a", b"b"], stage="one")
     yield client.publish("one")
@@ -132,7 +132,7 @@ def the_broker(client: Any, folder: Path) -> Answers:
 
 
 def sends(client: Any, _: Path) -> Answers:
-    yield client.create_topic("sends")
+    yield client.create_topic("sends", partitions=1)
     producer = client.producer("sends")
     receipt = yield producer.send(b"a", key="a", headers={"x": "y"}, delay="1h")
     yield receipt.result(timeout="60s")
@@ -151,7 +151,9 @@ def sends(client: Any, _: Path) -> Answers:
 
 
 def consumers(client: Any, _: Path) -> Answers:
-    yield client.create_topic("work", retry=fasti.Backoff("1ms", jitter=0), max_attempts=2)
+    yield client.create_topic(
+        "work", partitions=1, retry=fasti.Backoff("1ms", jitter=0), max_attempts=2
+    )
     yield client.producer("work").send_batch([bytes([row]) for row in range(11)])
     consumer = client.consumer("work", name="worker", prefetch=20)
     messages = yield First(consumer, 7)
@@ -187,7 +189,7 @@ def consumers(client: Any, _: Path) -> Answers:
 
 
 def messages(client: Any, _: Path) -> Answers:
-    yield client.create_topic("pending", max_attempts=1)
+    yield client.create_topic("pending", max_attempts=1, partitions=1)
     keys = [f"key-{row}" for row in range(20)]
     producer = client.producer("pending", owner="billing")
     yield producer.send_batch([b"x"] * 20, key=keys, at=SOON)
@@ -233,8 +235,8 @@ def messages(client: Any, _: Path) -> Answers:
 
 
 def transactions(client: Any, _: Path) -> Answers:
-    yield client.create_topic("inbox")
-    yield client.create_topic("state", kind="kv")
+    yield client.create_topic("inbox", partitions=1)
+    yield client.create_topic("state", kind="kv", partitions=1)
     yield client.producer("inbox").send_batch([b"1", b"2", b"3", b"4"])
     consumer = client.consumer("inbox", prefetch=4)
     first, second, third, fourth = yield First(consumer, 4)
@@ -342,7 +344,7 @@ def groups(client: Any, _: Path) -> Answers:
 
 
 def bindings(client: Any, _: Path) -> Answers:
-    yield client.create_topic("orders")
+    yield client.create_topic("orders", partitions=1)
     yield client.create_topic("audit", kind="log")
     orders = client.bindings("orders")
     yield orders.add("orders.>", "audit")
@@ -356,7 +358,7 @@ def bindings(client: Any, _: Path) -> Answers:
 
 def schedules(client: Any, _: Path) -> Answers:
     yield client.create_topic("reports", kind="cron")
-    yield client.create_topic("mail")
+    yield client.create_topic("mail", partitions=1)
     reports = client.schedules("reports")
     yield reports.put("daily", cron="0 9 * * *", timezone="Europe/Paris", target="mail", start=SOON)
     yield Refused(lambda: reports.put("daily", cron="nonsense", target="mail"))
@@ -373,7 +375,7 @@ def schedules(client: Any, _: Path) -> Answers:
 
 
 def sinks_and_stages(client: Any, _: Path) -> Answers:
-    yield client.create_topic("imported")
+    yield client.create_topic("imported", partitions=1)
     sink = client.sink("imported", "nightly")
     yield (sink.topic, sink.sink_id, sink.operation, sink.on_conflict)
     yield sink.describe()
@@ -399,7 +401,7 @@ def sinks_and_stages(client: Any, _: Path) -> Answers:
 
 
 def changes(client: Any, _: Path) -> Answers:
-    yield client.create_topic("lives")
+    yield client.create_topic("lives", partitions=1)
     yield client.producer("lives").send_batch([b"a", b"b"], key=["a", "b"], at=SOON)
     yield client.messages("lives").cancel(key="a")
     feed = yield client.changes(topic="lives", key="a")
@@ -411,7 +413,7 @@ def changes(client: Any, _: Path) -> Answers:
 
 
 def requests(client: Any, _: Path) -> Answers:
-    yield client.create_topic("prices")
+    yield client.create_topic("prices", partitions=1)
     yield Refused(lambda: client.call("prices", b"?", timeout="50ms"))
     yield Refused(lambda: client.call("nothing-like-it", b"?", timeout="20s"))
     yield Refused(lambda: client.call("prices", b"?", headers={"fasti-reply-to": "x"}))
@@ -574,6 +576,9 @@ def test_both_faces_answer_alike(called: dict[type[Any], set[str]], tmp_path: Pa
     unlike = [name for name, answered in answers.items() if in_loop[name] != answered]
     for name in unlike:
         assert in_loop[name] == answers[name], f"of {unlike}: {name}"
+    if client.transport.shard_count > 1:
+        # Some of what `fasti.Client` makes is of another class then.
+        return
     for name, pair in CLASSES.items():
         for kind in pair:
             methods = {m for m, f in public(kind, name).items() if inspect.isfunction(f)}

@@ -21,15 +21,16 @@ logger = logging.getLogger("fasti.client")
 _AWAY = frozenset({"unavailable", "closed", "timed_out", "unknown"})
 
 _LOCK = threading.Lock()
-_of_transports: weakref.WeakKeyDictionary[Any, Absence] = weakref.WeakKeyDictionary()
+_of_brokers: weakref.WeakKeyDictionary[Any, Absence] = weakref.WeakKeyDictionary()
 
 
 def absence_of(transport: Any) -> Absence:
-    """What is known of the broker behind a transport, for all who use it."""
+    """What is known of the broker behind a transport, for all who use it and those to its other shards."""
+    broker = getattr(transport, "broker", transport)
     with _LOCK:
-        if transport not in _of_transports:
-            _of_transports[transport] = Absence()
-        return _of_transports[transport]
+        if broker not in _of_brokers:
+            _of_brokers[broker] = Absence()
+        return _of_brokers[broker]
 
 
 class Absence:

@@ -199,15 +199,15 @@ class Sink:
                 f"there is no stage {unknown[0]!r}: it expired, was dropped, or never was",
                 details={"stages": unknown[:100]},
             )
-        if self.on_conflict == "fail" and self.operation == "produce" and any(names):
-            self._check_conflicts(batch, names, until)
+        if any(names):
+            self._check(batch, names, until)
         replies = sink_shards.on_all(
             self._transport, lambda n, shard: self._publish(shard, batch, names[n], until)
         )
         return sink_shards.merged_answers(replies)
 
-    def _check_conflicts(self, batch: int, names: list[list[str]], until: float | None) -> None:
-        """Raises `already_exists` if any shard would refuse its part, before one has published any."""
+    def _check(self, batch: int, names: list[list[str]], until: float | None) -> None:
+        """Raises if any shard would refuse its part, before one has published any, also of none."""
 
         def check(number: int, shard: Transport) -> list[AlreadyExists | None]:
             try:

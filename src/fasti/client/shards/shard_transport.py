@@ -36,6 +36,8 @@ class ShardTransport(OnlyShard):
     def __init__(self, processes: Processes, number: int) -> None:
         self.number = number
         self._processes = processes
+        # What all shards have together: one is away or back for all who wait, see `absence.py`.
+        self.broker = processes
         process = processes.of(number)
         self.timeout_s = process.timeout_s
         self.runtime: Runtime = process.runtime

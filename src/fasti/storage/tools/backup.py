@@ -290,8 +290,13 @@ def back_up_shards(path: Path, count: int, take: Callable[[int, Path], Backup]) 
     """A backup of several shards: `take(number, folder)` brings each into a folder of its own.
 
     The first shard comes last: it has the truth about topics, and so the backup of it knows no less of
-    them than those of the others. Raises what `take` raises; it can be run again then.
+    them than those of the others. Raises `InvalidArgument` where something else is, and what `take` raises;
+    it can be run again then.
     """
+    if read_folders(path).shards == 1 and path.is_dir() and any(path.iterdir()):
+        raise InvalidArgument(
+            f"{path} is not empty and is not a backup of {count} shards", field="path"
+        )
     folders = open_folders(path, count)
     parts = {number: take(number, folders.folder(number)) for number in (*range(1, count), 0)}
     return Backup.of_shards(path, [parts[number] for number in range(count)])
