@@ -40,6 +40,7 @@ def killed(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.one_shard
 def test_a_directory_that_was_closed_is_a_copy_only_elsewhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -55,6 +56,7 @@ def test_a_directory_that_was_closed_is_a_copy_only_elsewhere(
     assert not warnings_of(tmp_path / "moved", caplog)
 
 
+@pytest.mark.one_shard
 def test_nothing_is_said_of_one_after_a_crash_also_if_it_was_moved(
     killed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -65,6 +67,7 @@ def test_nothing_is_said_of_one_after_a_crash_also_if_it_was_moved(
     assert not warnings_of(moved, caplog)
 
 
+@pytest.mark.one_shard
 def test_a_copy_of_one_that_was_open_is_told_once(
     killed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +91,7 @@ def kept(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in names}
 
 
+@pytest.mark.one_shard
 @pytest.mark.parametrize("missing", ["payloads", "segment", "rows"])
 def test_a_copy_that_is_not_whole_says_what_it_is(killed: Path, missing: str) -> None:
     with fasti.connect(f"embedded:{killed}") as client:
@@ -122,6 +126,7 @@ def copy_file_by_file(source: Path, target: Path) -> None:
                 continue
 
 
+@pytest.mark.one_shard
 def test_copies_of_a_broker_under_traffic_open_as_of_a_moment_or_say_why_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

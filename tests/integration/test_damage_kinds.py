@@ -27,6 +27,7 @@ def flip(data: Path, content: bytes) -> None:
     raise AssertionError("it is in no block")
 
 
+@pytest.mark.one_shard
 def test_entries_of_a_key_value_topic(tmp_path: Path) -> None:
     with fasti.connect(f"embedded:{tmp_path}") as client:
         client.create_topic("kv", kind="kv")
@@ -55,6 +56,7 @@ def test_entries_of_a_key_value_topic(tmp_path: Path) -> None:
         assert again.value == b"new"
 
 
+@pytest.mark.one_shard
 def test_rows_of_a_log(tmp_path: Path) -> None:
     with fasti.connect(f"embedded:{tmp_path}") as client:
         client.create_topic("log", kind="log")

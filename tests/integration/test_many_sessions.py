@@ -7,6 +7,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fasti.broker.launch import BrokerProcess
 from fasti.doors.without_pandas import hide_pandas_from_arrow
 from tests.conformance.protocol_client import Client, rows, statuses
@@ -47,6 +49,7 @@ def consume(address: str, names: list[str], orders: Connection) -> None:
         orders.send(len(left))
 
 
+@pytest.mark.one_shard
 def test_a_thousand_sessions_share_what_there_is(tmp_path: Path) -> None:
     spawned = multiprocessing.get_context("spawn")
     # However slow the machine: those that wait for the others are not taken for dead.

@@ -24,7 +24,8 @@ def topics(client: fasti.Client) -> Iterator[dict[str, str]]:
     """Fresh topics, by what they are for."""
     kinds = {"orders": {}, "emails": {}, "audit": {"kind": "log"}, "relay": {"relay": True}}
     for name, settings in kinds.items():
-        client.create_topic(name, **settings)
+        # All on one shard: else a log's rows and a timeline's messages have no common place.
+        client.create_topic(name, width=1, **settings)
     yield {name: name for name in kinds}
     for name in kinds:
         client.delete_topic(name)
@@ -98,7 +99,7 @@ def test_a_relay_keeps_nothing(client: fasti.Client) -> None:
     assert outcomes.ids.tolist() == [0, 0]
     assert (payloads(client, "relay"), payloads(client, "emails")) == ([], [b"1"])
     lost = [line for line in client.metrics().splitlines() if line.startswith("fasti_unrouted_t")]
-    assert lost == ['fasti_unrouted_total{topic="relay"} 1.0']
+    assert sum(float(line.split()[-1]) for line in lost if 'topic="relay"' in line) == 1
     with pytest.raises(InvalidArgument, match="relay"):
         client.bindings("orders").add(">", "relay")
     with pytest.raises(InvalidArgument, match="relay"):
@@ -211,9 +212,9 @@ def test_a_broker_that_is_killed_leaves_all_copies_or_none(tmp_path: Path) -> No
         BrokerProcess(tmp_path / "data", settings=SEGMENTS) as broker,
         fasti.connect(broker.address) as client,
     ):
-        client.create_topic("a")
+        client.create_topic("a", width=1)
         for name, kind in {"b": "timeline", "c": "log", "d": "priority"}.items():
-            client.create_topic(name, kind=kind)
+            client.create_topic(name, kind=kind, width=1)
             client.bindings("a").add("x.>", name)
         sent = 0
         with client.producer("a") as producer:
