@@ -52,6 +52,10 @@ class SteppedShard:
         self.on_schedules: Callable[[int], None] | None = None
         self.delivered: list[Deliver] = []
 
+    def label(self, name: str) -> str:
+        """The name of a thread that is not started."""
+        return name
+
     def now_us(self) -> int:
         """It is its own clock."""
         return self.now

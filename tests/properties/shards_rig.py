@@ -46,18 +46,19 @@ class ShardsRig:
         self.count, self._draws = count, draws
         self.now_us, self.tick = BEGIN_US, 5_000_000
         self._storages = [MemoryStorage() for _ in range(count)]
-        self.shards = [self._opened(number) for number in range(count)]
+        self.shards = [self.opened(number) for number in range(count)]
         self.model = Model()
         self.model.begin_step(self.now_us, self.tick)
         # Of each shard the session that waits there; its consumer has the shard's number in its name.
-        self._last_session = 0
+        self.last_session = 0
         self._sessions: dict[int, int] = {}
         self._turn = 0
         self.keys_used: set[str] = set()
         self.ids_used: dict[str, list[int]] = {}
         self.tokens: dict[tuple[str, int], int] = {}
 
-    def _opened(self, number: int) -> LocalShard:
+    def opened(self, number: int) -> LocalShard:
+        """A shard from what its storage has."""
         place = ShardPlace(number, self.count)
         return LocalShard(self._storages[number], _SETTINGS, self.tick, place)
 
@@ -124,7 +125,7 @@ class ShardsRig:
     def kill(self, number: int) -> None:
         """A shard's process dies and comes back."""
         self.shards[number].close()
-        self.shards[number] = self._opened(number)
+        self.shards[number] = self.opened(number)
         session = self._sessions.pop(number, 0)
         self.model.detach(session)
         last_at_us = self.engine(number).state.last_at_us
@@ -145,7 +146,7 @@ class ShardsRig:
     def _maybe_kill(self, number: int) -> None:
         if self._draws.random() < 0.2:
             self.shards[number].close()
-            self.shards[number] = self._opened(number)
+            self.shards[number] = self.opened(number)
 
     # The catalogue
 
@@ -314,8 +315,8 @@ class ShardsRig:
         """A consumer waits on one of the shards."""
         session = self._sessions.get(number)
         if session is None:
-            self._last_session += 1
-            session = self._sessions[number] = self._last_session
+            self.last_session += 1
+            session = self._sessions[number] = self.last_session
         given = {"topic": topic, "session": session, "consumer": f"c{number}", "count": count}
         steps = self.step({number: [to_command(("lease", given))]})
         (reply,) = steps[number].replies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fasti
+import fasti.aio
 from fasti.broker.launch import BrokerProcess
 from fasti.cli.main import app
 from fasti.client.client import Client
@@ -225,3 +227,29 @@ def test_lines_of_the_command_line_say_where_to_go_on(
     client.create_topic("rows", kind="log", partitions=4)
     put(client, "rows", keyed(0, 20))
     assert len(run(broker, "log", "read", "rows", "--json")) == 20
+
+
+def test_tasks_of_an_event_loop_follow_the_same(broker: BrokerProcess, client: Client) -> None:
+    client.create_topic("tasks")
+    client.create_topic("task entries", kind="kv")
+    begin = client.feed().last
+    put(client, "tasks", due(keyed(0, 50)))
+
+    async def follow() -> tuple[list[str], list[str], Position]:
+        async with fasti.aio.connect(broker.address) as mine:
+            async with mine.kv("task entries").watch(timeout=WAIT) as watch:
+                assert sorted(await mine.kv("task entries").position()) == list(range(SHARDS))
+                entries = {**keyed(0, 10)}
+                await asyncio.to_thread(put, client, "task entries", entries)
+                seen = [(await anext(watch)).key for _ in range(10)]
+                assert isinstance(watch.position, dict)
+            keys: list[str] = []
+            changes = await mine.changes(start=begin, topic="tasks")
+            async for table in changes:
+                keys += born(table)
+            return keys, seen, changes.position
+
+    keys, seen, position = asyncio.run(follow())
+    assert sorted(keys) == sorted(f"k{n}" for n in range(50))
+    assert sorted(seen) == sorted(f"k{n}" for n in range(10))
+    assert len(position.frames) == SHARDS

@@ -157,6 +157,9 @@ def test_stages_are_dropped_and_sinks_forgotten_on_every_shard(client: Client) -
     assert sink.drop([name]) == 50
     with pytest.raises(NotFound):
         sink.publish(0, [name])
+    with pytest.raises(NotFound, match="never"):
+        sink.publish(0, ["never"])
+    assert sink.drop(["never"]) == 0
     again = stage(sink, 0, 1, rows(range(50), keys=False))
     sink.publish(0, [again])
     assert [known.sink for known in client.sinks()].count("dropped") == 1

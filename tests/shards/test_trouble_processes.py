@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fasti.broker.launch import BrokerProcess
 from tests.integration.trouble.load import SMALL, TOPIC, finish, go_on, start_all
 from tests.integration.trouble.rig import Crew, crew
 from tests.shards.processes_rig import pids
+from tests.shards.test_peers import by_hand, kept_map
 
 SETTINGS: dict[str, Any] = {**SMALL, "memory": "256MiB"}
 PROCESSES = SHARDS = 4
@@ -126,3 +128,57 @@ def test_processes_are_started_anew_one_after_the_other_under_load(tmp_path: Pat
         for number, pid in enumerate(before):
             broker.process(number).wait(other_than=pid)
             go_on(workers, 20)
+
+
+def test_the_map_changes_under_running_clients(tmp_path: Path) -> None:
+    """Two processes exchange their shards: who asks at the old place is told the new one."""
+    with ExitStack() as stack:
+        peers = kept_map(stack)
+        first, second = peers.processes
+        exchanged = replace(
+            peers,
+            processes=(
+                first._replace(shards=second.shards),
+                second._replace(shards=first.shards),
+            ),
+        )
+        brokers = [stack.enter_context(by_hand(tmp_path, peers, number)) for number in (0, 1)]
+        with fasti.connect(brokers[0].address) as client:
+            client.create_topic("t", **{**TOPIC, "partitions": SHARDS})
+        with crew(
+            ",".join(broker.address.removeprefix("fasti://") for broker in brokers)
+        ) as workers:
+            start_all(workers, 6)
+            for layout in (exchanged, peers):
+                go_on(workers, 50)
+                for broker in brokers:
+                    broker.stop()
+                brokers = [
+                    stack.enter_context(by_hand(tmp_path, layout, number)) for number in (0, 1)
+                ]
+                go_on(workers, 50)
+            ledger = finish(workers, brokers[0])
+    assert len(ledger.acked) > 100
+
+
+def test_a_consumer_over_eight_shards_with_unequal_load(tmp_path: Path) -> None:
+    """What few shards have doesn't wait behind what one has much of."""
+    with (
+        BrokerProcess(tmp_path / "data", shards=8, processes=2, settings=SETTINGS) as broker,
+        fasti.connect(broker.address) as client,
+    ):
+        client.create_topic("t", partitions=8)
+        due = client.clock.now_us()
+        with client.producer("t") as producer:
+            producer.send_batch([b"much"] * 5_000, due=[due] * 5_000, partition=3)
+            for partition in (0, 1, 2, 4, 5, 6, 7):
+                producer.send_batch([b"little"] * 5, due=[due] * 5, partition=partition)
+        taken = []
+        with client.consumer("t", prefetch=64, timeout="5s") as consumer:
+            for message in consumer:
+                taken.append(message.payload)
+                message.ack()
+        assert len(taken) == 5_035
+        assert client.messages("t").count()["done"] == 5_035
+        last = max(place for place, payload in enumerate(taken) if payload == b"little")
+        assert last < 1_000

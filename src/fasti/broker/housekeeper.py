@@ -256,15 +256,11 @@ class Housekeeper:
         if not self._next_callers and (wait_s > 0 or not self._checkpoint_is_due()):
             # What becomes due before it may begin is not told (`look`): it is looked at then.
             return wait_s if wait_s > 0 else None
-        if not self._turns.begin(self, self._look_again):
+        if not self._turns.begin(self, self._changed):
             # Another shard of the process is at it. One that ends doesn't wait.
             return 0.0 if self._stopping else None
         self._callers, self._next_callers = [*self._callers, *self._next_callers], []
         return 0.0
-
-    def _look_again(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _step_checkpoint(self) -> bool:
         if self._stopping and not self._callers:

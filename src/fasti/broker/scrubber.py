@@ -112,14 +112,10 @@ class Scrubber:
         wait_s = None if self._next_at is None else self._next_at - self._monotonic()
         if not self._wanted and (wait_s is None or wait_s > 0):
             return wait_s
-        if not self._turns.begin(self, self._look_again):
+        if not self._turns.begin(self, self._changed):
             return None  # Another shard of the process is read.
         self._wanted = False
         return 0.0
-
-    def _look_again(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _step(self) -> bool:
         if self._stopping:

@@ -15,7 +15,7 @@ from fasti.cli.connection import Place, with_place
 from fasti.cli.exits import fail_unless
 from fasti.cli.options import AsJson, JsonWithoutProgress, size
 from fasti.cli.progress import progress
-from fasti.storage.tools.at_rest import existing_files, holder
+from fasti.storage.tools.at_rest import holder, shard_files
 from fasti.storage.tools.clock_reset import reset_clock
 from fasti.storage.tools.inspect import Report, Stats, inspect
 from fasti.storage.tools.inspect import stats as read_stats
@@ -41,17 +41,29 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
 
     Changes nothing. Exits with 0 if nothing that was acknowledged is lost, else with 1.
     """
-    files = existing_files(directory)
-    user = holder(files)
-    report = inspect(files)
-    if as_json:
-        locked = user is not None
-        output.print_json({"ok": report.ok, "in_use": locked, **asdict(report)})
-    else:
-        if user is not None:
-            typer.echo(f"{user.message}: the end of the journal may be a write under way")
-        _print_report(report)
-    fail_unless(report.ok)
+    found: dict[str, Any] = {}
+    for label, files in shard_files(directory):
+        user = holder(files)
+        report = inspect(files)
+        found[label] = {"ok": report.ok, "in_use": user is not None, **asdict(report)}
+        if not as_json:
+            _print_label(label)
+            if user is not None:
+                typer.echo(f"{user.message}: the end of the journal may be a write under way")
+            _print_report(report)
+    _print_json(found, as_json)
+    fail_unless(all(each["ok"] for each in found.values()))
+
+
+def _print_label(label: str) -> None:
+    if label:
+        typer.echo(f"{label}:")
+
+
+def _print_json(found: dict[str, Any], wanted: bool) -> None:
+    """What was found of each shard, by its folder; of the only one, itself."""
+    if wanted:
+        output.print_json(found.get("", {"shards": found}))
 
 
 @app.command()
@@ -73,17 +85,20 @@ def scrub(
     [dim]fasti storage scrub[/dim]
     [dim]fasti storage scrub /var/lib/fasti --rate 50MiB[/dim]
     """
+    found: dict[str, Any] = {}
     with progress("scrub", wanted=not as_json, in_bytes=True) as report:
         if directory is not None:
-            done = scrub_directory(existing_files(directory), report, rate or 0)
+            for label, files in shard_files(directory):
+                found[label] = scrub_directory(files, report, rate or 0)
         else:
             with place.client() as client:
-                done = client.scrub(report)
-    if as_json:
-        output.print_json(done)
-    else:
-        _print_findings(done)
-    fail_unless(not done["findings"])
+                found[""] = client.scrub(report)
+    for label, done in found.items():
+        if not as_json:
+            _print_label(label)
+            _print_findings(done)
+    _print_json(found, as_json)
+    fail_unless(not any(done["findings"] for done in found.values()))
 
 
 def _print_findings(done: dict[str, Any]) -> None:
@@ -118,24 +133,26 @@ def repair(
     positions of the change feed from before answer `gone`. Exits with 1 if there is something to
     do, or something is left.
     """
-    files = existing_files(directory)
-    repaired = repair_directory(files, allow_gap=allow_gap, dry_run=not apply)
-    actions, losses = repaired.actions, repaired.losses
-    left = inspect(files) if apply else None
-    if as_json:
+    found: dict[str, Any] = {}
+    is_well = True
+    for label, files in shard_files(directory):
+        repaired = repair_directory(files, allow_gap=allow_gap, dry_run=not apply)
+        actions, losses = repaired.actions, repaired.losses
+        left = inspect(files) if apply else None
         remaining = None if left is None else asdict(left)["findings"]
         done = [asdict(action) for action in actions]
         lost = None if losses is None else losses.to_dict()
-        output.print_json(
-            {"applied": apply, "actions": done, "losses": lost, "findings": remaining}
-        )
-    else:
-        _print_actions(actions, apply)
-        if losses is not None:
-            _print_losses(losses, apply)
-        if left is not None:
-            _print_report(left)
-    fail_unless((apply or not actions) and (left is None or left.ok))
+        found[label] = {"applied": apply, "actions": done, "losses": lost, "findings": remaining}
+        if not as_json:
+            _print_label(label)
+            _print_actions(actions, apply)
+            if losses is not None:
+                _print_losses(losses, apply)
+            if left is not None:
+                _print_report(left)
+        is_well = is_well and (apply or not actions) and (left is None or left.ok)
+    _print_json(found, as_json)
+    fail_unless(is_well)
 
 
 @app.command("stats")
@@ -144,11 +161,14 @@ def print_stats(directory: Directory, as_json: AsJson = False) -> None:
 
     Opens it for reading only. While a shard has it open this answers `locked`.
     """
-    stats = read_stats(existing_files(directory), time.time_ns() // 1000)
-    if as_json:
-        output.print_json(stats.to_dict())
-    else:
-        _print_stats(stats)
+    found: dict[str, Any] = {}
+    for label, files in shard_files(directory):
+        stats = read_stats(files, time.time_ns() // 1000)
+        found[label] = stats.to_dict()
+        if not as_json:
+            _print_label(label)
+            _print_stats(stats)
+    _print_json(found, as_json)
 
 
 @app.command("reset-clock")
@@ -163,16 +183,23 @@ def reset(
     that this machine's clock is right. Nothing is lost; positions of the change feed from before answer
     `gone`. Exits with 1 if there is something to do.
     """
-    done = reset_clock(existing_files(directory), moments.now_us(), dry_run=not apply)
-    if as_json:
-        output.print_json({"applied": apply, **done.to_dict()})
-    elif not done.needed:
-        typer.echo("The last event is not ahead of the clock: there is nothing to set back.")
-    else:
-        last, now = (moments.shown_moment(us) for us in (done.last_us, done.now_us))
-        would = "was" if apply else "would be (run again with --apply)"
-        typer.echo(f"The last event, of {last}, {would} set back to {now}.")
-    fail_unless(apply or not done.needed)
+    found: dict[str, Any] = {}
+    needed = False
+    for label, files in shard_files(directory):
+        done = reset_clock(files, moments.now_us(), dry_run=not apply)
+        found[label] = {"applied": apply, **done.to_dict()}
+        needed = needed or done.needed
+        if as_json:
+            continue
+        _print_label(label)
+        if not done.needed:
+            typer.echo("The last event is not ahead of the clock: there is nothing to set back.")
+        else:
+            last, now = (moments.shown_moment(us) for us in (done.last_us, done.now_us))
+            would = "was" if apply else "would be (run again with --apply)"
+            typer.echo(f"The last event, of {last}, {would} set back to {now}.")
+    _print_json(found, as_json)
+    fail_unless(apply or not needed)
 
 
 def _print_report(report: Report) -> None:

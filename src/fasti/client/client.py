@@ -69,7 +69,7 @@ def connect(
         client = fasti.connect("fasti+tls://broker:7170", token="…", tls_ca="ca.pem")
         client = fasti.connect("embedded:./data")                 # no server
         client = fasti.connect("embedded:./data", durability="interval", segment_bytes=1 << 20)
-        client = fasti.connect("embedded:./new", shards=4)        # for good: see docs/scaling.md
+        client = fasti.connect("embedded:./new", shards=4)        # as many for good
 
     Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
     FASTI_TOKEN; without `tls_ca`, the certificate of the authority that signed the broker's (a file,

@@ -31,12 +31,11 @@ from fasti.client.address import Address, host_and_port, warn_of_clear_token
 from fasti.client.call_streams import CallStreams, Opened
 from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
-from fasti.client.flight_options import OPTIONS
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
 from fasti.client.peers import Peers
-from fasti.client.repeatable import REPEATABLE
 from fasti.client.transport import (
     LOCATION,
+    REPEATABLE,
     Arrived,
     BrokerClock,
     Content,
@@ -47,7 +46,7 @@ from fasti.client.transport import (
 )
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
-from fasti.protocol.grpc_setup import prepare_grpc
+from fasti.protocol.grpc_setup import CLIENT_OPTIONS, prepare_grpc
 from fasti.protocol.problems import error_from_json
 from fasti.protocol.schemas import RETURNED, VERSION
 from fasti.protocol.tokens import check_token
@@ -83,10 +82,10 @@ class FlightTransport(OnlyShard):
         tls_client: tuple[bytes, bytes] | None = None,
         timeout: float = 30.0,
     ) -> None:
-        self._address = address
-        self._entrance: dict[str, Any] = {"token": token, "tls_ca": tls_ca}
-        self._entrance |= {"tls_client": tls_client, "timeout": timeout}
-        self._peers = Peers(partial(_peer, address, self._entrance))
+        self.address = address
+        self.entrance: dict[str, Any] = {"token": token, "tls_ca": tls_ca}
+        self.entrance |= {"tls_client": tls_client, "timeout": timeout}
+        self._peers = Peers(partial(_peer, address, self.entrance))
         self._tls_client = tls_client or (None, None)
         self.timeout_s = timeout
         # gRPC wants the names of headers in lower case.
@@ -97,7 +96,8 @@ class FlightTransport(OnlyShard):
             warn_of_clear_token(address)
         self._lock = threading.Lock()
         self._clients: dict[str, flight.FlightClient] = {}
-        self._place = self._generation = 0
+        # The number of the host whose turn it is.
+        self.place = self._generation = 0
         self._closed = threading.Event()
         self._streams: weakref.WeakSet[FlightStream] = weakref.WeakSet()
         self._keeper: threading.Thread | None = None
@@ -117,13 +117,13 @@ class FlightTransport(OnlyShard):
         forking.register_connection(self)
 
     def __str__(self) -> str:
-        return str(self._address)
+        return str(self.address)
 
     # Connections
 
     def connect(self) -> Header:
         """Says hello to the first broker that answers. Raises `unavailable` if none does."""
-        for _ in self._address.hosts[1:]:
+        for _ in self.address.hosts[1:]:
             try:
                 return self.greet()
             except (Unavailable, TimedOut):
@@ -133,8 +133,8 @@ class FlightTransport(OnlyShard):
         except Unavailable as error:
             from fasti.client.tls_probe import missing_in
 
-            tried = self._address.hosts[self._place - 1]
-            missing = missing_in(self._address, *tried)
+            tried = self.address.hosts[self.place - 1]
+            missing = missing_in(self.address, *tried)
             if missing is None:
                 raise
             raise Unavailable(missing, details=error.details) from error
@@ -147,7 +147,7 @@ class FlightTransport(OnlyShard):
             header, _ = self._call_once("hello", pack({"version": VERSION}), limit_s)
         except TimedOut as error:
             raise too_late(self, "hello", timeout_s) from error
-        self._learn_time(asked_us, header)
+        _learn_time(self.estimate, asked_us, header)
         return header
 
     def _client(self, purpose: str) -> tuple[flight.FlightClient, int]:
@@ -158,11 +158,11 @@ class FlightTransport(OnlyShard):
             client = self._clients.get(purpose)
             if client is None:
                 client = flight.FlightClient(
-                    self._address.location(self._place),
-                    tls_root_certs=self._entrance["tls_ca"],
+                    self.address.location(self.place),
+                    tls_root_certs=self.entrance["tls_ca"],
                     cert_chain=self._tls_client[0],
                     private_key=self._tls_client[1],
-                    generic_options=OPTIONS,
+                    generic_options=CLIENT_OPTIONS,
                 )
                 self._clients[purpose] = client
             return client, self._generation
@@ -173,33 +173,19 @@ class FlightTransport(OnlyShard):
             if generation != self._generation:
                 return
             self._generation += 1
-            self._place = (self._place + 1) % len(self._address.hosts)
+            self.place = (self.place + 1) % len(self.address.hosts)
             self._clients.clear()
             self._answered_at = -_MOMENT_S
         self._call_streams.leave()
-        if len(self._address.hosts) > 1:
+        if len(self.address.hosts) > 1:
             self.estimate.forget()
-
-    @property
-    def hosts(self) -> tuple[tuple[str, int], ...]:
-        """Those that may be tried."""
-        return self._address.hosts
-
-    @property
-    def host(self) -> tuple[str, int]:
-        """The host and port whose turn it is."""
-        return self._address.hosts[self._place]
-
-    def sibling(self, host: tuple[str, int]) -> FlightTransport:
-        """Another one like it, to one host and port alone; its caller's to close."""
-        return FlightTransport(replace(self._address, hosts=(host,)), **self._entrance)
 
     def at(self, location: str | None) -> FlightTransport:
         """The way to the broker that an endpoint names: one for each address, with its own clock.
 
         It speaks TLS if this one does, whatever the endpoint says: a token goes nowhere in clear.
         """
-        if location is None or location == self._address.location(self._place):
+        if location is None or location == self.address.location(self.place):
             return self
         return self._peers.at(location)
 
@@ -276,7 +262,7 @@ class FlightTransport(OnlyShard):
         if isinstance(meant, (Unavailable, TimedOut)):
             self._lost(generation)
         if isinstance(meant, Unavailable) and "cause" in meant.details:
-            return Unavailable(f"{meant.message} ({self._address})", details=meant.details)
+            return Unavailable(f"{meant.message} ({self.address})", details=meant.details)
         return meant
 
     # Streams
@@ -401,11 +387,7 @@ class FlightTransport(OnlyShard):
         body = pack({"version": VERSION})
         asked_us = monotonic_us()
         header, _ = self._call_once("clock", body, timeout or self.timeout_s)
-        self._learn_time(asked_us, header)
-
-    def _learn_time(self, asked_us: int, header: Header) -> None:
-        steady_us = int(header.get("steady_us", STEADY_US))
-        self.estimate.sample(asked_us, monotonic_us(), int(header["now_us"]), steady_us)
+        _learn_time(self.estimate, asked_us, header)
 
     def look_after(self) -> None:
         """Asks for the time, and ends what is open when the broker is silent: it connects again."""
@@ -421,7 +403,7 @@ class FlightTransport(OnlyShard):
             pass  # The streams on the connection notice, and connect again.
 
     def _vanished(self) -> None:
-        logger.warning("the broker at %s is silent: connecting again", self._address)
+        logger.warning("the broker at %s is silent: connecting again", self.address)
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
@@ -531,6 +513,11 @@ def _sample_now_and_then(transport: weakref.ref[FlightTransport], closed: thread
         except Exception:  # The thread must live as long as its client.
             logger.exception("looking after %s", alive)
         del alive
+
+
+def _learn_time(estimate: ClockEstimate, asked_us: int, header: Header) -> None:
+    steady_us = int(header.get("steady_us", STEADY_US))
+    estimate.sample(asked_us, monotonic_us(), int(header["now_us"]), steady_us)
 
 
 def _open_call_stream(transport: weakref.ref[FlightTransport], life_s: float) -> Opened:

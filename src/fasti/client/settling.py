@@ -10,6 +10,7 @@ import threading
 
 from fasti.client.failures import Failures, described
 from fasti.client.machines.returns import Return, merged
+from fasti.client.machines.run import FailureCount
 from fasti.client.outcomes import Outcomes
 from fasti.client.transport import Header, Transport
 from fasti.errors import FastiError, TimedOut
@@ -48,7 +49,7 @@ def no_answer(op: str, timeout_s: float) -> TimedOut:
 
 
 def await_outcomes(
-    returned: Return, waiter: Waiter, limit_s: float, failures: Failures
+    returned: Return, waiter: Waiter, limit_s: float, failures: FailureCount
 ) -> Outcomes:
     """The outcomes of a return that was given back with this waiter.
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from fasti.client.shards.parallel import each
 from fasti.client.transport import Header, Transport
 from fasti.core.layout import Layout
-from fasti.errors import FastiError, InvalidArgument
+from fasti.errors import FastiError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,23 +94,21 @@ def spread_name(name: str, shards: Iterable[int]) -> str:
     return f"{name}@{'.'.join(map(str, sorted(shards)))}"
 
 
-def by_shard(stages: Sequence[str], count: int) -> list[list[str]]:
-    """Of each shard, the names of its stages. Raises `invalid_argument`."""
+def by_shard(stages: Sequence[str], count: int) -> tuple[list[list[str]], list[str]]:
+    """Of each shard, the names of its stages; and names that no stage of so many shards can have."""
     if count == 1:
-        return [[stage for stage in stages if stage]]
+        return [[stage for stage in stages if stage]], []
     names: list[list[str]] = [[] for _ in range(count)]
+    unknown = []
     for stage in stages:
-        if not stage:
-            continue
-        name, _, shards = stage.rpartition("@")
-        for number in shards.split("."):
-            if not name or not number.isdecimal() or int(number) >= count:
-                raise InvalidArgument(
-                    f"{stage!r} is not a stage of this broker, which has {count} shards",
-                    field="stages",
-                )
-            names[int(number)].append(name)
-    return names
+        name, _, listed = stage.rpartition("@")
+        numbers = [int(number) if number.isdecimal() else count for number in listed.split(".")]
+        if stage and (not name or max(numbers) >= count):
+            unknown.append(stage)
+        elif stage:
+            for number in numbers:
+                names[number].append(name)
+    return names, unknown
 
 
 # Answers

@@ -52,6 +52,7 @@ from fasti.errors import (
     FastiError,
     IllegalTransition,
     InvalidArgument,
+    NotFound,
     TimedOut,
 )
 from fasti.model import Limits
@@ -192,7 +193,12 @@ class Sink:
 
     def _publish_on_all(self, batch: int, stages: Sequence[str], until: float | None) -> Header:
         """Has each shard publish its part, also those that have no rows: all remember the batch."""
-        names = sink_shards.by_shard(stages, self._transport.shard_count)
+        names, unknown = sink_shards.by_shard(stages, self._transport.shard_count)
+        if unknown:
+            raise NotFound(
+                f"there is no stage {unknown[0]!r}: it expired, was dropped, or never was",
+                details={"stages": unknown[:100]},
+            )
         if any(names):
             self._check(batch, names, until)
         replies = sink_shards.on_all(
@@ -254,7 +260,7 @@ class Sink:
 
     def drop(self, stages: Sequence[str]) -> int:
         """Drops stages that are not published: how many rows. Those that are not there are fine."""
-        names = sink_shards.by_shard(stages, self._transport.shard_count)
+        names, _ = sink_shards.by_shard(stages, self._transport.shard_count)
         rows = 0
         for number, mine in enumerate(names):
             if mine:

@@ -67,6 +67,15 @@ class Stream(Protocol):
 LOCATION = "location"
 # By `connect(timeout=...)` another.
 TIMEOUT_S = 30.0
+# Actions that may be asked twice without harm: they are asked again while no broker answers.
+REPEATABLE = frozenset(
+    (
+        *("hello", "clock", "create_topic", "topic", "topics", "get", "count", "forecast"),
+        *("log", "offsets", "groups", "dead", "feed", "kv_get", "kv_describe", "bind"),
+        *("bindings", "sinks", "drop_stages", "health", "metrics", "drop_snapshot"),
+        *("checkpoint", "scrub", "scrub_status"),
+    )
+)
 
 
 class Transport(Protocol):

@@ -61,8 +61,8 @@ def shard_storages(
     """
     if clone and read_folders(path).shards > 1:
         raise InvalidArgument(
-            f"{path} has several shards: a copy of it gets a name of its own by `fasti restore`, not by "
-            "clone",
+            f"{path} has several shards, and clone is for one: take a backup of the copy (`fasti backup "
+            "--data`) and restore that, which gives it names of its own",
             field="clone",
         )
     folders = open_folders(path, shards)

@@ -135,7 +135,7 @@ class IdleRun:
 
     def _is_run(self, row: dict[str, Any], after: dict[str, int]) -> bool:
         # What was given back without having been begun has no start.
-        started = row["op"] in _ENDS and row["started_us"] is not None
+        started = row["op"] in _ENDS and bool(row["started_us"])
         return started and row["topic"] in self._topics and row["position"] > _behind(row, after)
 
 

@@ -29,6 +29,8 @@ from fasti.core.routing.commands import Bind, Routes, Unbind
 from fasti.core.topic_settings import default_settings
 from fasti.errors import CrossShard, InvalidArgument, Overloaded, WrongShard
 from fasti.model import HOUR_US, Limits, Outcome, TopicSettings, partition_of
+from fasti.storage.tools.losses import Losses
+from fasti.storage.tools.mending import Mender
 from tests.unit.core.test_ownership import NOW_US, Rig, names_on, produce
 
 
@@ -273,6 +275,27 @@ def test_pages_that_are_none() -> None:
     for told in ({}, {"after": 0}, CataloguePage(0, 1).to_dict() | {"entries": [{"number": 1}]}):
         with pytest.raises(InvalidArgument):
             CataloguePage.from_dict(told)
+
+
+def test_a_shard_whose_journal_has_a_gap_is_told_everything_again() -> None:
+    shards = Shards(2)
+    first, other = shards.all
+    frames: list[Any] = []
+    for name in ("a", "b", "c"):
+        first.good(co.CreateTopic(name, TopicSettings(partitions=2)))
+        other.good(FollowCatalogue(shards.page(other)))
+        frames += other.frames
+    repaired = Rig(1, 2)
+    anything: Any = None
+    mender = Mender(repaired.engine, anything, (1, 2), 0, Losses(), {})
+    # The page with `b` is lost.
+    for frame in (frames[0], frames[2]):
+        for event in frame.events:
+            mender.apply(event, frame.sequence, None)
+    shards.all[1] = repaired
+    assert shards.topics()[1].keys() == {"a", "c"}
+    shards.follow()
+    assert shards.check_equal().keys() == {"a", "b", "c"}
 
 
 # Idle topics

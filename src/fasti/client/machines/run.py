@@ -19,7 +19,6 @@ from fasti.protocol.schemas import LEASED
 
 if TYPE_CHECKING:
     from fasti.client.durations import Duration
-    from fasti.client.failures import Failures
     from fasti.client.machines.returns import Gathering, Return
     from fasti.client.outcomes import Outcomes
 
@@ -42,6 +41,12 @@ class ReplyQueue(Protocol):
     def send(self, reply: Any) -> None: ...
 
 
+class FailureCount(Protocol):
+    """Counts what came out otherwise than asked."""
+
+    def counted(self, rows: int = 1) -> None: ...
+
+
 class RunSession(Protocol):
     """The session that a run came by, as far as messages in the hands of user code need it."""
 
@@ -52,8 +57,9 @@ class RunSession(Protocol):
     reason_bytes_max: int
     payload_bytes_max: int
     gathering: Gathering
-    failures: Failures
 
+    @property
+    def failures(self) -> FailureCount: ...
     @property
     def attempts_max(self) -> int: ...
     @property

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fasti.client import forking
@@ -31,7 +32,9 @@ class Processes:
 
     def __init__(self, entry: FlightTransport, hello: dict[str, Any]) -> None:
         self._entry = entry
-        self.map = ShardMap(hello, entry.host)
+        # Where the map came from.
+        self.asked = entry.address.hosts[entry.place]
+        self.map = ShardMap(hello, self.asked)
         self._lock = threading.Lock()
         self._asking = threading.Lock()
         self._asked_at = -_ASK_EVERY_S
@@ -41,8 +44,8 @@ class Processes:
         self._alive: weakref.WeakValueDictionary[HostPort, FlightTransport] = (
             weakref.WeakValueDictionary()
         )
-        if len(entry.hosts) == 1:
-            self._alive[entry.host] = entry
+        if len(entry.address.hosts) == 1:
+            self._alive[self.asked] = entry
         forking.register(self)
 
     def _fork_locks(self) -> list[forking.Lock]:
@@ -79,7 +82,7 @@ class Processes:
                 raise Closed("the client is closed")
             transport = self._alive.get(host)
             if transport is None:
-                transport = self._alive[host] = self._entry.sibling(host)
+                transport = self._alive[host] = _sibling(self._entry, host)
             named = set(self.map.hosts())
             self._current = {at: way for at, way in self._current.items() if at in named}
             if host in named:
@@ -110,7 +113,7 @@ class Processes:
 
     def _ask_others(self, shard: int, until: float) -> None:
         before = self.map.place(shard)
-        hosts = dict.fromkeys([*self.map.hosts(), *self._entry.hosts])
+        hosts = dict.fromkeys([*self.map.hosts(), *self._entry.address.hosts])
         # The one where it was is asked by the next try itself.
         hosts.pop(before.host, None)
         for host in hosts:
@@ -148,3 +151,9 @@ class Processes:
             self._current = {}
         for transport in transports.values():
             transport.close()
+
+
+def _sibling(entry: FlightTransport, host: HostPort) -> FlightTransport:
+    """Another transport like it, to one host and port alone."""
+    address = replace(entry.address, hosts=(host,))
+    return type(entry)(address, **entry.entrance)

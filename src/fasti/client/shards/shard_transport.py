@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from fasti.client.flight_transport import FlightTransport, too_late, versioned
-from fasti.client.repeatable import REPEATABLE
 from fasti.client.shards.clocks import ShardClock
 from fasti.client.shards.processes import Processes
-from fasti.client.transport import LOCATION, Arrived, Ended, Header, OnlyShard, Stream
+from fasti.client.transport import LOCATION, REPEATABLE, Arrived, Ended, Header, OnlyShard, Stream
 from fasti.errors import FastiError, Moved, TimedOut, Unavailable
 from fasti.runtime import Runtime
 

@@ -106,4 +106,8 @@ TABLE: dict[str, Route] = {
     "forget_sink": _NAMED,
     "begin_backup": _NAMED,
     "end_backup": _NAMED,
+    # Between the shards themselves
+    "read_catalogue": _NAMED,
+    "follow_catalogue": _NAMED,
+    "idle_topics": _NAMED,
 }

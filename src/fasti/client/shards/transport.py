@@ -175,7 +175,7 @@ def over_flight(entry: FlightTransport, hello: dict[str, Any]) -> ShardedTranspo
 
     processes = Processes(entry, hello)
     # Their clocks are wanted before the first message comes. One that doesn't answer is waited for later.
-    others = [host for host in processes.map.hosts() if host != entry.host]
+    others = [host for host in processes.map.hosts() if host != processes.asked]
     if others:
         parallel.each(entry.runtime, processes.greet, others)
     shards = shard_transports(processes)

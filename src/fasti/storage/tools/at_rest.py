@@ -25,6 +25,7 @@ from fasti.storage.frames import StoredFrame
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.recovery import delete_leftovers, recover, replay
+from fasti.storage.shard_folders import read_folders
 
 # For tools that read a directory of whatever budget: address space, taken as it is needed.
 TOOL_MEMORY_BYTES = 64 << 30
@@ -35,6 +36,13 @@ def existing_files(path: Path) -> LocalFiles:
     if not (path / "journal").is_dir() and not (path / "blocks").is_dir():
         raise NotFound(f"{path} is not a data directory: it has neither journal nor blocks")
     return LocalFiles(path)
+
+
+def shard_files(path: Path) -> Iterator[tuple[str, LocalFiles]]:
+    """The folders of a directory's shards, with a word for each where there are several."""
+    folders = read_folders(path)
+    for number in range(folders.shards):
+        yield folders.label(number), existing_files(folders.folder(number))
 
 
 def holder(files: Files) -> DataDirLocked | None:

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core.catalogue.events import CatalogueFollowed
 from fasti.core.columns.hashing import UInt64s, hash_keys
 from fasti.core.cron import events as cron
 from fasti.core.engine import Engine
@@ -109,6 +111,7 @@ class Mender:
             cron.Fired: self._fired,
             cron.Unfired: self._fired,
             ev.ExpirySet: self._expiry_set,
+            CatalogueFollowed: self._catalogue_followed,
             **dict.fromkeys(_BEFORE, self._rows_changed),
             **self._stages.mends(),
             **self._logs.mends(),
@@ -165,6 +168,10 @@ class Mender:
         for place in [place for place in self.lost if place[0] == event.topic]:
             del self.lost[place]
         self.ended.pop(event.topic, None)
+
+    def _catalogue_followed(self, event: CatalogueFollowed, frame: int) -> None:
+        """Pages before this one may be lost: the shard is to be told all of them again."""
+        self.make_so(replace(event, version=0), frame)
 
     def topic_of(self, event: Any) -> Topic:
         return self.state.topics[event.topic]
