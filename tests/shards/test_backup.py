@@ -14,7 +14,7 @@ from fasti.broker.launch import BrokerProcess
 from fasti.cli.main import app
 from fasti.client.client import Client
 from fasti.errors import AlreadyExists, FastiError, InvalidArgument
-from fasti.storage.shard_folders import read_folders
+from fasti.storage.shard_folders import open_folders, read_folders
 from fasti.storage.tools import restore as restoring
 from fasti.storage.tools.backup import back_up_directory
 from fasti.storage.tools.restore import restore
@@ -65,8 +65,9 @@ def test_a_backup_has_every_shard_and_is_restored_with_lives_of_its_own(tmp_path
             assert len(payloads(client, "newest")) == 100
 
 
+@pytest.mark.parametrize("dies_at", ["folders", "third shard"])
 def test_a_restore_that_was_interrupted_can_not_be_opened_and_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
 ) -> None:
     with BrokerProcess(tmp_path / "data", shards=SHARDS, settings=SMALL) as broker:
         with fasti.connect(broker.address) as client:
@@ -86,7 +87,15 @@ def test_a_restore_that_was_interrupted_can_not_be_opened_and_is_run_again(
             raise Dies
         return real(backup, target, progress)
 
-    monkeypatch.setattr(restoring, "_restore_shard", dying)
+    def dying_early(path: Path, shards: int) -> None:
+        open_folders(path, shards)
+        raise Dies
+
+    if dies_at == "folders":
+        # The number of shards is known there, and nothing of what they hold.
+        monkeypatch.setattr(restoring, "open_folders", dying_early)
+    else:
+        monkeypatch.setattr(restoring, "_restore_shard", dying)
     with pytest.raises(Dies):
         restore(tmp_path / "backup", tmp_path / "restored")
     with pytest.raises(FastiError, match="restore"):

@@ -74,6 +74,7 @@ def shard_storages(
             )
     if folders.shards == 1:
         return folders, {0: directory_storage(path, clone)}
+    refuse_unfinished(LocalFiles(path))
     return folders, {number: _storage(folders.folder(number), False) for number in chosen}
 
 

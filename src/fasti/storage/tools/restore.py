@@ -67,12 +67,14 @@ def restore(backup: Path, target: Path, progress: Progress | None = None) -> Res
 
 
 def _restore_shards(folders: ShardFolders, target: Path, progress: Progress | None) -> Restored:
-    """All shards of a backup. None can be opened before all are there."""
+    """All shards of a backup. None can be opened before all are there: the mark of the whole directory is
+    its first file, and the last to go.
+    """
     for folder in folders.folders():
         source = LocalFiles(folder)
         _check_formats(source, describe(source, str(folder)))
-    if not _is_unfinished(target):
-        _check_empty(target)
+    _check_empty(target)
+    LocalFiles(target).replace(RESTORING_NAME, b"")
     places = open_folders(target, folders.shards).folders()
     for place in places:
         LocalFiles(place).replace(RESTORING_NAME, b"")
@@ -80,7 +82,7 @@ def _restore_shards(folders: ShardFolders, target: Path, progress: Progress | No
         _restore_shard(folder, place, progress)
         for folder, place in zip(folders.folders(), places, strict=True)
     ]
-    for place in places:
+    for place in (*places, target):
         _finish(place)
     return Restored(
         str(target),
@@ -91,13 +93,6 @@ def _restore_shards(folders: ShardFolders, target: Path, progress: Progress | No
         max(part.topics for part in parts),
         sum(part.size_bytes for part in parts),
     )
-
-
-def _is_unfinished(target: Path) -> bool:
-    """Whether a restore of several shards was interrupted here."""
-    if not target.is_dir():
-        return False
-    return any((place / RESTORING_NAME).exists() for place in read_folders(target).folders())
 
 
 def _finish(target: Path) -> None:
