@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fasti.client.shards import parallel
-from fasti.client.shards.routing import at_shard
+from fasti.client.shards.routing import OWN, at_shard, drop_absent
 from fasti.client.transport import Header
 from fasti.core.layout import Layout
 from fasti.errors import FastiError, InvalidArgument
@@ -40,7 +40,7 @@ def plan(transport: ShardedTransport, descriptor: Header) -> list[Header]:
         tickets = transport.shard(shard).plan(fields)
         return [{**ticket, SHARD_NUMBER: shard} for ticket in tickets]
 
-    lists = _answers(pieces, parallel.each(transport.runtime, ask, pieces))
+    lists = _answers(descriptor, pieces, parallel.each(transport.runtime, ask, pieces))
     tickets = [ticket for one in lists for ticket in one]
     return sorted(tickets, key=lambda ticket: int(ticket.get("partition") or 0))
 
@@ -61,7 +61,7 @@ def read(transport: ShardedTransport, ticket: Header) -> Iterator[pa.RecordBatch
         hidden = bool(wanted) and by not in wanted
         if hidden:
             pieces = [(shard, {**f, "columns": [*wanted, by]}) for shard, f in pieces]
-        batches = _merged(transport, pieces, by)
+        batches = _merged(transport, ticket, pieces, by)
         if hidden:
             batches = (batch.select(wanted) for batch in batches)
     yield from _limited(batches, limit)
@@ -125,8 +125,10 @@ def _own(told: dict[Any, Any], shard: int) -> Any:
     return told[shard] if shard in told else told[str(shard)]
 
 
-def _answers(pieces: Sequence[tuple[int, Any]], answers: Sequence[Any]) -> list[Any]:
+def _answers(fields: Header, pieces: list[tuple[int, Any]], answers: Sequence[Any]) -> list[Any]:
     """Raises the first error, which names its shard."""
+    if str(fields["topic"]).startswith(OWN):
+        pieces, answers = drop_absent(pieces, answers)
     for (shard, _), answer in zip(pieces, answers, strict=True):
         if isinstance(answer, FastiError):
             raise at_shard(answer, shard)
@@ -156,12 +158,12 @@ def _of(batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBat
 
 
 def _merged(
-    transport: ShardedTransport, pieces: Sequence[tuple[int, Header]], by: str
+    transport: ShardedTransport, ticket: Header, pieces: list[tuple[int, Header]], by: str
 ) -> Iterator[pa.RecordBatch]:
     """The batches of all shards as one stream in the order of a column."""
     streams = [_Stream(shard, transport.shard(shard).read(fields)) for shard, fields in pieces]
     try:
-        _answers(pieces, parallel.each(transport.runtime, _Stream.advance, streams))
+        _answers(ticket, pieces, parallel.each(transport.runtime, _Stream.advance, streams))
         schema = next(stream.schema for stream in streams if stream.schema is not None)
         empty = True
         while live := [stream for stream in streams if stream.head is not None]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -87,6 +87,10 @@ class Piece:
     patience_s: float = math.inf
 
 
+# Topics that a shard makes for itself begin like this.
+OWN = "_"
+P = TypeVar("P")
+A = TypeVar("A")
 Answers = list[Answer | FastiError]
 Cut = Callable[[Request], list[Piece]]
 Merge = Callable[[Request, list[Piece], Answers], Answer]
@@ -109,6 +113,8 @@ def carry_out(route: Route, request: Request) -> Answer:
         answers = run(request, pieces)
         if any(isinstance(answer, WrongShard) for answer in answers):
             pieces, answers = _again(route, request, pieces, answers)
+        if request.topic.startswith(OWN):
+            pieces, answers = drop_absent(pieces, answers)
         return route.merge(request, pieces, answers)
     except (WrongShard, NotFound):
         request.transport.layouts.forget(request.topic)
@@ -116,6 +122,16 @@ def carry_out(route: Route, request: Request) -> Answer:
     finally:
         if route.changes_topic:
             request.transport.layouts.forget(request.topic)
+
+
+def drop_absent(pieces: list[P], answers: Sequence[A]) -> tuple[list[P], list[A]]:
+    """Without the shards that have no topic of that name: one that a shard makes for itself is on those
+    that had need of it. All of them, if none has.
+    """
+    both = [pair for pair in zip(pieces, answers, strict=True) if not isinstance(pair[1], NotFound)]
+    if not both:
+        return pieces, list(answers)
+    return [piece for piece, _ in both], [answer for _, answer in both]
 
 
 def run(request: Request, pieces: Sequence[Piece]) -> Answers:

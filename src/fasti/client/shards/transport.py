@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from fasti.client.shards import reading
 from fasti.client.shards.layouts import Layouts
-from fasti.client.shards.routing import Request, carry_out
+from fasti.client.shards.routing import OWN, Request, carry_out
 from fasti.client.shards.table import TABLE
 from fasti.client.transport import (
     Arrived,
@@ -89,7 +89,7 @@ class ShardedTransport:
         try:
             header, _ = self._shards[CATALOGUE].call("topic", {"topic": topic})
         except NotFound:
-            if not topic.startswith("_"):
+            if not topic.startswith(OWN):
                 raise
             # A shard makes these for itself, with a partition for every shard.
             return Layout(self.shard_count, self.shard_count)
