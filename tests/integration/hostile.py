@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from fasti.broker.caller import EMBEDDED
-from fasti.broker.calls import actions, requests
+from fasti.broker.calls import actions, catalogue_calls, requests
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.calls.requests import Quick
 from fasti.broker.calls.subscription import Subscription
@@ -115,6 +115,10 @@ def _fields_of(*tries: Callable[[], Any]) -> Fields | None:
     return None
 
 
+# Those that only processes of one broker may call.
+PEERS_ONLY = catalogue_calls.ACTIONS.keys()
+
+
 def learn(service: Service) -> list[Call]:
     """All calls of a broker. Raises for one whose fields can't be told."""
     table = pa.Table.from_batches([rows(id=[1], token=[1])])
@@ -129,6 +133,9 @@ def learn(service: Service) -> list[Call]:
             calls.append(Call(way, name, fields, takes_parts))
 
     for name, action in ACTIONS.items():
+        if name in PEERS_ONLY:
+            # Refused before anything of it is looked at: tests/shards/test_peers.py.
+            continue
         tries = [
             lambda a=action, p=parts: a(service, EMBEDDED, {}, p)
             for parts in ([], [table], [table] * 2)
