@@ -20,7 +20,7 @@ from fasti.aio.home import Home, settle
 from fasti.client.machines.holding import Holding
 from fasti.client.machines.holdings import Holdings
 from fasti.client.machines.run import Run
-from fasti.client.taking import SLEEP_MAX_S, Taking
+from fasti.client.session import SLEEP_MAX_S, Taking
 from fasti.client.transport import BrokerClock
 from fasti.runtime import Runtime
 

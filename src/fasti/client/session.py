@@ -2,7 +2,8 @@
 
 One thread per consumer does what the machine's `poll` says; the stream's reading thread brings what
 the broker writes; user threads hand in what they finished. All of them enter the machine with `lock`,
-and call `wake` before they leave it. User threads take messages by `taking`.
+and call `wake` before they leave it. `Taking` is how user threads take messages: they wait on a condition
+of that lock.
 
 A consumer of a topic on several shards has a session for each (`sessions.py`): they have one lock, one
 window and one way to take.
@@ -23,19 +24,101 @@ from fasti.client.absence import absence_of
 from fasti.client.durations import Duration, duration_us
 from fasti.client.failures import Failures
 from fasti.client.machines.consumer import ConsumerMachine, Write
+from fasti.client.machines.holding import Holding
+from fasti.client.machines.holdings import Holdings
+from fasti.client.machines.now import Now
 from fasti.client.machines.places import SharedCredit
 from fasti.client.machines.returns import Return
 from fasti.client.machines.run import Run, prepare
 from fasti.client.outcomes import Outcomes
 from fasti.client.replies import Replies
 from fasti.client.settling import Settling, Waiter, await_outcomes
-from fasti.client.taking import Taking
 from fasti.client.topics import check_consumable
-from fasti.client.transport import Content, Header, Stream, Transport
+from fasti.client.transport import BrokerClock, Content, Header, Stream, Transport
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_from_json
 from fasti.runtime import ENDED, Runtime, Thread
+
+# A longer sleep than this is cut, so that a clock that leapt is noticed.
+SLEEP_MAX_S = 60.0
+
+
+class Taking:
+    """The takers of one consumer. `wake` looks at the machine's flags; it is called with the lock."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        lock: threading.Lock,
+        holding: Holding | Holdings,
+        clock: BrokerClock,
+        wake: Callable[[], None],
+    ) -> None:
+        self._lock, self._holding, self._clock, self._wake = lock, holding, clock, wake
+        self._changed = runtime.condition(lock)
+        self.monotonic = runtime.monotonic
+
+    def now(self) -> Now:
+        """What the clocks show."""
+        clock = self._clock
+        return Now(self.monotonic(), clock.now_us(), clock.unsure_us, clock.seconds_until)
+
+    def notify(self) -> None:
+        """With the lock: what takers wait for may have happened."""
+        self._changed.notify_all()
+
+    def look_again(self) -> None:
+        """The clock may have leapt."""
+        with self._lock:
+            self._holding.stir()
+            self._wake()
+
+    def await_run(self, until: float | None) -> Run | None:
+        """The run whose first held message is due; None at `until` (monotonic), or at the end.
+
+        The caller takes from it by `take_each` or `take_due` and then gives it to `put_back`. Raises
+        what ended the session.
+        """
+        holding = self._holding
+        with self._lock:
+            while True:
+                now = self.now()
+                run = holding.due_run(now)
+                if run is not None or holding.ended:
+                    self._wake()
+                    return run
+                wait_s = min(holding.watch(now), SLEEP_MAX_S)
+                self._wake()
+                if until is not None:
+                    wait_s = min(wait_s, until - now.s)
+                    if until <= now.s:
+                        return None
+                holding.takers += 1
+                self._changed.wait(wait_s)
+                holding.takers -= 1
+
+    def put_back(self, run: Run) -> None:
+        """What was not taken of a run waits on.
+
+        It never waits for the lock: an iterator that is thrown away puts back wherever Python collects
+        it, in the middle of the session's own work, too. Then the next call that takes does it.
+        """
+        self._holding.put_back(run)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._holding.collect()
+                self._wake()
+            finally:
+                self._lock.release()
+
+    def take_due(self, run: Run, count: int) -> tuple[int, int]:
+        """Up to `count` rows of the run that are due now, as [begin, end)."""
+        with self._lock:
+            rows = self._holding.take_due(run, count, self.now())
+            self._wake()
+            return rows
+
 
 logger = logging.getLogger("fasti.client")
 

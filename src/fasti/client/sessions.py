@@ -18,8 +18,7 @@ from fasti.client.machines.consumer import ConsumerMachine
 from fasti.client.machines.holdings import Holdings
 from fasti.client.machines.places import Places, SharedCredit
 from fasti.client.machines.run import prepare
-from fasti.client.session import CLOSE_S, Session, consumable_settings
-from fasti.client.taking import Taking
+from fasti.client.session import CLOSE_S, Session, Taking, consumable_settings
 from fasti.client.transport import Transport
 from fasti.errors import FastiError, Unavailable
 from fasti.model import Limits, TopicSettings
