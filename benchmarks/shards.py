@@ -9,6 +9,7 @@ alternation: the ratio to it is what counts.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,8 @@ class Shape(NamedTuple):
 ONE = Shape(1, 1)
 # Whose messages are counted; two processes with two shards each beside one with all four.
 _LOADED = (ONE, Shape(1, 4), Shape(2, 4))
+# Threads that have nothing to do end after a while.
+_QUIET_S = 15.0
 _IDLE = (ONE, Shape(1, 4), Shape(1, 8))
 
 
@@ -100,13 +103,23 @@ def _idle(directory: Path | None, shape: Shape) -> Figures:
     with broker(directory, http="off", **shape.settings) as process:
         with fasti.connect(process.address) as client:
             client.create_topic("idle")
-        # No connection is open any more, and what was begun for it has ended.
+        _settle(process.pid)
         status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         values = dict(line.split(":", 1) for line in status)
         return {
             "threads": int(values["Threads"]),
             "memory_mb": round(int(values["VmRSS"].split()[0]) / 1024, 1),
         }
+
+
+def _settle(pid: int) -> None:
+    """No connection is open any more: waits until what was begun for one has ended."""
+    seen, since = -1, time.monotonic()
+    while time.monotonic() - since < _QUIET_S:
+        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
+        if threads != seen:
+            seen, since = threads, time.monotonic()
+        time.sleep(0.1)
 
 
 def _medians(rounds: list[Figures]) -> Figures:

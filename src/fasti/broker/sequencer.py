@@ -248,7 +248,8 @@ class Sequencer:
         inputs = [command for request in admitted for command in request.inputs]
         begin = shard.runtime.monotonic()
         try:
-            step = shard.engine.step(inputs, shard.clock.now_us(), tick)
+            with shard.shared.stepping:
+                step = shard.engine.step(inputs, shard.clock.now_us(), tick)
             shard.stalls.since("step", begin, admitted)
             for fault in step.faults:
                 shard.faults.note_refused(fault)

@@ -83,6 +83,10 @@ class OwnPartitions:
         )
 
     def _foreign(self, numbers: Int64s) -> Int64s:
+        if len(numbers) and (first := int(numbers.min())) == int(numbers.max()):
+            # Mostly: a shard has few partitions of a topic, and what was leased together is returned so.
+            if 0 <= first < self._layout.partitions and self._is_own[first]:
+                return numbers[:0]
         there = numbers[(numbers >= 0) & (numbers < self._layout.partitions)]
         return there[~self._is_own[there]]
 
