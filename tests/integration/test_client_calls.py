@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -257,7 +258,9 @@ def test_a_second_session_of_a_name_fences_the_first(client: fasti.Client, topic
     assert (again.id, again.attempts) == (message.id, message.attempts)
     with pytest.raises(Fenced):
         next(first)
-    assert message.ack(wait=True, timeout=60).status == "stale_lease"  # type: ignore[union-attr]
+    # Of several shards the message's own may hear of it a moment later, in the middle of the ack.
+    with suppress(Fenced):
+        assert message.ack(wait=True, timeout=60).status == "stale_lease"  # type: ignore[union-attr]
     assert again.ack(wait=True, timeout=60).ok  # type: ignore[union-attr]
     second.close()
     first.close()

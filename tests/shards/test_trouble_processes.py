@@ -113,14 +113,17 @@ def end_all(end: Callable[[BrokerProcess], object], directory: Path, seed: int) 
         go_on(workers, 100)
 
 
+@pytest.mark.long
 def test_the_supervisor_is_killed_under_load(tmp_path: Path) -> None:
     end_all(lambda broker: broker.kill(supervisor_only=True), tmp_path / "data", 3)
 
 
+@pytest.mark.long
 def test_all_processes_are_killed_under_load(tmp_path: Path) -> None:
     end_all(BrokerProcess.kill, tmp_path / "data", 4)
 
 
+@pytest.mark.long
 def test_processes_are_started_anew_one_after_the_other_under_load(tmp_path: Path) -> None:
     with under_load(tmp_path / "data", 5) as (broker, workers):
         before = pids(broker, PROCESSES)
