@@ -71,10 +71,13 @@ def _answer(status: int, reply: Any) -> Answer:
 def children(pid: int) -> list[int]:
     """Processes that a process started and that run."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has just ended.
-            found += [int(word) for word in (task / "children").read_text().split()]
-    return found
+    # Not what its threads say: a child whose thread ends meanwhile may be passed over.
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # A process that has just ended.
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(stat.parent.name))
+    return sorted(found)
 
 
 class Watched:

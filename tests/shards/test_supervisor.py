@@ -197,6 +197,8 @@ def test_a_process_that_ends_again_and_again_is_tried_again_and_health_says_so(
 
 def test_it_stops_all_softly(tmp_path: Path) -> None:
     with several(tmp_path) as broker:
+        # The HTTP process may begin a moment after the broker is ready: one that answers is there.
+        assert ask(broker, "/readyz").status == 200
         all_of_them = [Watched(pid) for pid in children(broker.pid)]
         assert len(all_of_them) == PROCESSES + 1
         assert broker.stop() == 0

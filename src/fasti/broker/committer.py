@@ -52,7 +52,7 @@ _END_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Work:
-    """A step and those who wait for it."""
+    """A step, those who wait for it, and its frames as the journal takes them."""
 
     step: Step
     requests: list[Request] = field(default_factory=list)
@@ -140,7 +140,6 @@ class Committer:
 
         Without `wake`, the caller goes on to `lead`.
         """
-        work.frames = self._store.encode(work.step.frames)
         work.size_bytes = self._store.size(work.frames)
         with self._changed:
             failed = self._failed

@@ -120,7 +120,16 @@ class Housekeeper:
         if shard.store.capacity.room_bytes() < shard.settings.segment_bytes:
             # Less than a whole segment: no spare is ready behind the one in use.
             self._look_for_spares()
-        elif self._checkpoint_is_due() and self._monotonic() >= self._retry_at:
+            return
+        due = shard.shared.journals.due_for_checkpoint()
+        if due is not None:
+            due.housekeeper.notice()
+        elif self._checkpoint_is_due():
+            self.notice()
+
+    def notice(self) -> None:
+        """A checkpoint is due. Any thread."""
+        if self._monotonic() >= self._retry_at:
             with self._changed:
                 self._changed.notify_all()
 
@@ -294,13 +303,15 @@ class Housekeeper:
     def _checkpoint_is_due(self) -> bool:
         """Whether the journal has grown, or retention of logs has dropped, by enough."""
         shard = self._shard
-        limit = shard.settings.checkpoint_bytes
-        return shard.committer.written_bytes >= limit or shard.engine.memory.trimmed_bytes >= limit
+        if shard.shared.journals.due_for_checkpoint() is shard:
+            return True
+        dropped, grown = shard.engine.memory.trimmed_bytes, shard.committer.written_bytes
+        return max(dropped, grown) >= shard.settings.checkpoint_bytes
 
     def _can_wait(self) -> bool:
         """Whether most of what a checkpoint would write is about to be consumed."""
         shard = self._shard
-        grown = shard.committer.written_bytes / shard.settings.checkpoint_bytes
+        grown = shard.shared.journals.tail_bytes / shard.settings.checkpoint_bytes
         if self._waiting_since is None:
             self._waiting_since = self._monotonic()
         waited_s = self._monotonic() - self._waiting_since

@@ -250,6 +250,7 @@ class Sequencer:
         try:
             with shard.shared.stepping:
                 step = shard.engine.step(inputs, shard.clock.now_us(), tick)
+                frames = shard.store.encode(step.frames)
             shard.stalls.since("step", begin, admitted)
             for fault in step.faults:
                 shard.faults.note_refused(fault)
@@ -260,7 +261,7 @@ class Sequencer:
                 if isinstance(effect, Asked):
                     shard.housekeeper.load(effect, shard.engine)
             if _answer_queries(admitted, step.replies) or step.frames or step.effects:
-                shard.committer.take_over(Work(step, admitted), wake=not led)
+                shard.committer.take_over(Work(step, admitted, frames), wake=not led)
         except Exception as error:
             self._void(error, admitted)
             return Step()

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,7 @@ class Shard:
         self.pulse = Pulse(self)
         self.open(None)
         try:
+            shared.journals.add(self)
             self.sequencer.start()
             self.housekeeper.start()
             self.scrubber.start()
@@ -139,6 +141,7 @@ class Shard:
         """Loads the engine; the journal ends after `cut_after`, if given: nothing behind it was promised."""
         settings = self.settings
         self.store = ShardStore(self._storage, settings, cut_after)
+        self.store.feed_bytes_max = partial(self.shared.journals.feed_bytes, self)
         try:
             self.engine = Engine(
                 settings.memory_bytes, settings.leases_max, settings.limits, self.place
@@ -304,6 +307,7 @@ class Shard:
             self.housekeeper.stop()
             self.sequencer.close()
             self.committer.stop()
+            self.shared.journals.remove(self)
             if self._is_alone:
                 self.shared.stop()
             self.lose_sessions()

@@ -1,4 +1,4 @@
-"""What the shards of one process have in common: the clock, the threads and their watchdog, and turns.
+"""What the shards of one process have in common: the clock, the threads and their watchdog, limits, turns.
 
 A shard that is alone has one for itself; a host (host.py) makes one for all its shards.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 
 from fasti.broker.clock import EngineClock
+from fasti.broker.journal_budget import JournalBudget
 from fasti.broker.one_at_a_time import OneAtATime
 from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
@@ -28,6 +29,7 @@ class SharedParts:
         # One engine steps at a time: all are one interpreter's, and threads that take it from each other in
         # the middle of a step cost a tenth more.
         self.stepping = threading.Lock()
+        self.journals = JournalBudget(settings)
         # One checkpoint and one scrub at a time: their paces are the disk's.
         self.checkpoints, self.scrubs = OneAtATime(), OneAtATime()
 

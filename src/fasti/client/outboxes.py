@@ -37,6 +37,8 @@ logger = logging.getLogger("fasti.client")
 # So many rows without a key go to one shard before the next one has its turn: one that sends little keeps
 # to one stream.
 _STAY_ROWS, _STAY_ROWS_MAX = 64, 1_000
+# The same for batches, while others are on their way: they share a sync.
+_STAY_BATCHED_ROWS = 20_000
 # So often a shipment is sent elsewhere before it fails.
 _MOVES_MAX = 3
 
@@ -173,9 +175,16 @@ class Outboxes:
         return Cut([(sender.outbox, piece) for piece in cut_pieces(batch, self._limits, atomic)])
 
     def _in_turn(self, batch: pa.RecordBatch, atomic: bool) -> Cut:
-        """Whole pieces, each to the next shard."""
-        cut = cut_pieces(batch, self._limits, atomic)
-        return Cut([(self._next_turn().outbox, piece) for piece in cut])
+        """Whole pieces, some to one shard, then to the next."""
+        pieces: list[tuple[Outbox, pa.RecordBatch]] = []
+        for piece in cut_pieces(batch, self._limits, atomic):
+            sender = self._turn
+            stays = self._layout is not None and self._stayed < _STAY_BATCHED_ROWS
+            if sender is None or not stays or not _is_busy(sender.outbox):
+                sender = self._next_turn()
+            self._stayed += piece.num_rows
+            pieces.append((sender.outbox, piece))
+        return Cut(pieces)
 
     def _split(self, batch: pa.RecordBatch, shards: NDArray[np.int64]) -> Cut:
         order = np.argsort(shards, kind="stable")
@@ -359,3 +368,8 @@ class Outboxes:
             self._changed.notify_all()
         if self._on_settled is not None:
             self._on_settled(shipment)
+
+
+def _is_busy(box: Outbox) -> bool:
+    """Whether something is on its way, and nothing is wrong with that."""
+    return box.machine.trouble is None and not box.settled

@@ -210,6 +210,9 @@ def split_ids(ids: Int64s, partitions: int) -> list[tuple[int, NDArray[np.intp] 
     """(partition, its rows, their sequences) for each partition that the ids name."""
     if partitions == 1 and (not len(ids) or highest(ids) <= SEQUENCE_MASK):
         return [(0, slice(None), ids)]
+    if len(ids) and (number := lowest(ids) >> SEQUENCE_BITS) == highest(ids) >> SEQUENCE_BITS:
+        # Mostly: what was leased together is returned together.
+        return [(number, slice(None), ids & SEQUENCE_MASK)]
     numbers = ids >> SEQUENCE_BITS
     pieces: list[tuple[int, NDArray[np.intp] | slice, Int64s]] = []
     for number in np.unique(numbers).tolist():

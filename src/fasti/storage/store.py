@@ -69,8 +69,10 @@ class ShardStore:
         self._condemned: list[_Condemned] = []
         # Blocks of a manifest that may be in force, or come back into force after a crash.
         self._uncertain: set[str] = set()
-        # Up to here only the change feed needs the journal.
-        self._unneeded = 0
+        # Up to here only the change feed needs the journal; how much of that was left when it was trimmed,
+        # and may be.
+        self._unneeded = self.feed_bytes = 0
+        self.feed_bytes_max: Callable[[], int] = lambda: self.settings.feed_bytes
         # Who answers what the engine asks for.
         self._answers: dict[type[Asked], Callable[[Any], Any]] = {
             LoadSlice: lambda wanted: self.load_slice(wanted),
@@ -224,15 +226,17 @@ class ShardStore:
         """Lets go of journal that only the change feed needs, where it is too old or too much for it."""
         pieces = [piece for piece in self.journal.sealed() if piece.last_sequence <= self._unneeded]
         kept_bytes = sum(piece.size_bytes for piece in pieces)
+        limit_bytes = self.feed_bytes_max()
         through = 0
         for piece in pieces:
             old = piece.until_us <= now_us - self.settings.feed_age_us
-            if not old and kept_bytes <= self.settings.feed_bytes:
+            if not old and kept_bytes <= limit_bytes:
                 break
             kept_bytes -= piece.size_bytes
             through = piece.last_sequence
         if through:
             self.journal.trim(through)
+        self.feed_bytes = kept_bytes
 
     def sizes(self) -> dict[str, int]:
         """Bytes on disk of the journal, of what of it only the change feed needs, and of blocks."""

@@ -69,7 +69,7 @@ class Bench:
     def work(self) -> Work:
         frame = Frame(self._next, [ev.TopicDeleted(5, self._next)], None)
         self._next += 1
-        return Work(Step(frames=[frame]))
+        return Work(Step(frames=[frame]), frames=self.store.encode([frame]))
 
     def _show(self, work: Work, commit: Commit) -> None:
         with self.changed:
