@@ -235,6 +235,7 @@ def test_a_closed_client_refuses_calls_and_leaves_no_stream(doorway: Doorway) ->
         messages.count()
 
 
+@pytest.mark.one_shard
 def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", settings=SEGMENTS) as broker:
         with fasti.connect(broker.address) as client:

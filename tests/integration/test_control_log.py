@@ -52,6 +52,7 @@ def fail(client: fasti.Client, topic: str, count: int) -> None:
                 break
 
 
+@pytest.mark.one_shard
 def test_what_an_operator_does_is_in_the_log(broker: BrokerProcess, client: fasti.Client) -> None:
     client.create_topic("mail", max_attempts=3)
     # Nothing new: workers do it whenever they start.

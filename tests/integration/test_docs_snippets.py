@@ -118,6 +118,7 @@ def fresh(broker: BrokerProcess) -> BrokerProcess:
     return broker
 
 
+@pytest.mark.one_shard
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_runs_as_printed(page: Path, fresh: BrokerProcess, tmp_path: Path) -> None:
     blocks = blocks_of(page)

@@ -36,6 +36,7 @@ def test_the_root_names_what_there_is(broker: BrokerProcess) -> None:
         assert ask(broker, path).status == 200, path
 
 
+@pytest.mark.one_shard
 def test_metrics_show_what_happened(broker: BrokerProcess) -> None:
     with client_of(broker) as client:
         client.call("create_topic", {"topic": "m", "settings": {}})
@@ -87,6 +88,7 @@ def test_a_broker_that_does_not_answer_is_neither_healthy_nor_ready(broker: Brok
     assert ask(broker, "/readyz").status == 200
 
 
+@pytest.mark.one_shard
 def test_a_stopping_broker_is_not_ready(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, http="127.0.0.1:0", settings=SMALL) as broker:
         assert ask(broker, "/readyz").status == 200

@@ -42,6 +42,7 @@ def payloads(broker: BrokerProcess) -> list[bytes]:
         return [row["payload"] for row in client.list("t", payload=True)]
 
 
+@pytest.mark.one_shard
 def test_what_was_answered_survives_a_kill_and_the_port_stays(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings=SMALL) as broker:
         address, pid = broker.address, broker.pid
@@ -74,6 +75,7 @@ def test_a_port_is_kept_for_a_broker_that_is_away(tmp_path: Path) -> None:
         assert (broker.address, broker.http) == (address, http)
 
 
+@pytest.mark.one_shard
 def test_sigterm_writes_a_checkpoint_and_exits_with_0(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings=SMALL) as broker:
         send(broker, b"one")
@@ -92,6 +94,7 @@ def test_sigterm_writes_a_checkpoint_and_exits_with_0(tmp_path: Path) -> None:
         assert payloads(broker) == [b"one"]
 
 
+@pytest.mark.one_shard
 def test_sessions_are_told_and_idle_streams_dont_hold_up_the_end(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings=SMALL) as broker, client_of(broker) as client:
         send(broker, b"one")
@@ -110,6 +113,7 @@ def test_sessions_are_told_and_idle_streams_dont_hold_up_the_end(tmp_path: Path)
         assert broker.wait(WAIT_S) == 0
 
 
+@pytest.mark.one_shard
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings=SMALL) as broker, client_of(broker) as client:
         send(broker, b"one")
@@ -124,6 +128,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert payloads(broker) == [b"one"]
 
 
+@pytest.mark.one_shard
 def test_stopping_has_a_bound_beyond_which_nothing_is_lost(tmp_path: Path) -> None:
     settings = {**SMALL, "stop_within": "1ms"}
     with BrokerProcess(tmp_path, settings=settings) as broker, client_of(broker) as client:
@@ -143,6 +148,7 @@ def test_ctrl_c_is_a_soft_end_too(tmp_path: Path) -> None:
         assert broker.wait(WAIT_S) == 0
 
 
+@pytest.mark.one_shard
 def test_a_paused_broker_goes_on_where_it_was_and_can_be_stopped_paused(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings=SMALL) as broker:
         send(broker, b"one")
@@ -178,6 +184,7 @@ def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
         BrokerProcess(tmp_path / "data", settings={**SMALL, **tls})
 
 
+@pytest.mark.one_shard
 def test_damaged_data_is_told(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings=SMALL) as broker:
         broker.stop()

@@ -97,6 +97,7 @@ def test_wrong_tokens_are_counted_and_logged(secured: Secured) -> None:
     assert "a call was refused: " in secured.broker.log()
 
 
+@pytest.mark.one_shard
 def test_the_log_names_the_token_of_who_changed_something(secured: Secured) -> None:
     with flight(secured, secured.token) as client:
         client.call("create_topic", {"topic": "named", "settings": {}})
@@ -129,6 +130,7 @@ def test_the_link_of_the_http_process_tells_a_bad_token(secured: Secured) -> Non
     link.close()
 
 
+@pytest.mark.one_shard
 def test_the_http_port_speaks_tls_and_asks_for_tokens_where_it_tells_more_than_health(
     secured: Secured,
 ) -> None:

@@ -27,7 +27,7 @@ def hand_on_and_kill(directory: Path, seed: int, rounds: int, most: int) -> None
         with fasti.connect(broker.address) as client:
             client.create_topic("in", lease="1h")
             client.create_topic("out")
-            client.producer("in").send_batch([name.encode() for name in sent])
+            client.producer("in").send_batch([name.encode() for name in sent], key=sent)
         with crew(broker.address) as workers:
             for number in range(3):
                 workers.start("transact", f"mover-{number}")

@@ -89,6 +89,12 @@ def test_late_replies_are_kept_by_the_shard_of_their_request(
     ]
     assert sum(dead) == 8
     assert all(dead)
+    # Each shard has made it for itself: for a user it is one.
+    assert client.messages("_replies").count()["dead"] == 8
+    client.delete_topic("_replies")
+    assert [topic.name for topic in client.topics()] == ["questions"]
+    with pytest.raises(NotFound):
+        client.delete_topic("_replies")
 
 
 def test_schedules_emit_into_partitions_of_their_shard(

@@ -35,6 +35,7 @@ from fasti.core.catalogue.commands import (
     ReadCatalogueVersion,
     ReadIdle,
 )
+from fasti.core.layout import OWN_TOPICS
 from fasti.errors import FastiError, NotFound, TimedOut, Unavailable, WrongShard
 from fasti.model import back_off
 
@@ -237,6 +238,8 @@ class Catalogue:
         they will follow, and the same call again waits for them.
         """
         if service.placement.catalogue.place.number != CATALOGUE_SHARD:
+            if header.get("topic") in OWN_TOPICS:
+                return action(service, caller, header, parts)
             raise WrongShard(
                 "topics are made, changed and deleted on shard 0",
                 details={"topic": header.get("topic"), "shard": CATALOGUE_SHARD},

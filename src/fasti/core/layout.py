@@ -42,6 +42,9 @@ class ShardPlace:
     count: int = 1
 
 
+# Topics that every shard makes for itself, when it needs them: they are no part of the catalogue.
+OWN_TOPICS = frozenset({"_replies"})
+
 # The only shard there is.
 ALONE = ShardPlace()
 

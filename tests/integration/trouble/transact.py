@@ -33,7 +33,7 @@ class Mover:
             try:
                 with self.client.transaction() as tx:
                     tx.ack(message)
-                    tx.send("out", message.payload, key=f"out-{name}", delay="1h")
+                    tx.send("out", message.payload, key=name, delay="1h")
             except TransactionAborted as error:
                 status = {failure["status"] for failure in error.failures}
                 self.life.tell("aborted", id=message.id, status=sorted(status))

@@ -350,6 +350,8 @@ class Custody:
         self._runs: dict[Run, None] = {}
         # Rows in user code's hands when the connection was lost, until their new tokens come.
         self._in_hand: dict[int, tuple[Run, int]] = {}
+        # Rows that nobody had then, until they come again.
+        self._to_come: dict[int, tuple[Run, int]] = {}
         # What comes of a priority topic follows on what was due and came before.
         self._after_us = 0
         self.unfinished = 0
@@ -398,9 +400,13 @@ class Custody:
             self._runs.pop(run, None)
 
     def release_unstarted(self) -> list[Return]:
-        """Gives back what user code was never given."""
+        """Gives back what user code was never given; also what was to come again, and never did."""
         segments = [(run, run.unfinished(run.next, run.rows)) for run in self._runs]
         segments = [(run, rows) for run, rows in segments if len(rows)]
+        lost: dict[Run, list[int]] = {}
+        for run, row in self._to_come.values():
+            lost.setdefault(run, []).append(row)
+        segments += [(run, np.array(rows, dtype=np.intp)) for run, rows in lost.items()]
         for run, rows in segments:
             run.finish(rows)
         return [Return("release", None, segments, quiet=True)] if segments else []
@@ -458,6 +464,8 @@ class Custody:
         """
         self._in_hand = {}
         for run in list(self._runs):
+            for row in run.unfinished(run.next, run.rows).tolist():
+                self._to_come[run.id_list()[row]] = (run, row)
             run.rows = run.next
             self.leave(run, slice(run.next, None))
         for run in self._runs:
@@ -473,7 +481,7 @@ class Custody:
 
     def end_resuming(self) -> None:
         """Everything that was ours has come again by now."""
-        self._in_hand = {}
+        self._in_hand, self._to_come = {}, {}
 
     def _remember(self, run: Run, rows: Any) -> None:
         ids = run.id_list()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fasti.client.shards.routing import Piece, Request
 from fasti.client.transport import Header
-from fasti.core.layout import Layout
+from fasti.core.layout import OWN_TOPICS, Layout
 from fasti.errors import CrossShard, InvalidArgument
 
 Int64s = NDArray[np.int64]
@@ -22,6 +22,11 @@ CATALOGUE = 0
 def catalogue(request: Request) -> list[Piece]:
     """To the shard that has the truth about topics."""
     return [Piece(CATALOGUE, request.header, request.parts)]
+
+
+def catalogue_or_own(request: Request) -> list[Piece]:
+    """The same; if it is a topic that every shard makes for itself, to all."""
+    return every_shard(request) if request.topic in OWN_TOPICS else catalogue(request)
 
 
 def every_shard(request: Request) -> list[Piece]:

@@ -23,7 +23,7 @@ from fasti.client.shards.routing import (
 )
 from fasti.client.transport import Header
 from fasti.core.replies import Reply
-from fasti.errors import FastiError
+from fasti.errors import FastiError, NotFound
 from fasti.protocol import outcomes as wire
 
 Int64s = NDArray[np.int64]
@@ -36,6 +36,13 @@ _REFERENCES_MAX = 100
 def only(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
     """Of a call that went to one shard, as it is."""
     return all_answers(request, pieces, answers)[0]
+
+
+def where_it_is(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
+    """Of the first shard that has the topic. Raises `not_found` if none has."""
+    both = list(zip(pieces, answers, strict=True))
+    there = [each for each in both if not isinstance(each[1], NotFound)] or both
+    return all_answers(request, [piece for piece, _ in there], [answer for _, answer in there])[0]
 
 
 def nothing(request: Request, pieces: list[Piece], answers: Answers) -> Answer:

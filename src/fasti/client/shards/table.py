@@ -34,7 +34,7 @@ TABLE: dict[str, Route] = {
     # Topics
     "create_topic": _CHANGES_TOPIC,
     "change_topic": _CHANGES_TOPIC,
-    "delete_topic": _CHANGES_TOPIC,
+    "delete_topic": Route(cuts.catalogue_or_own, merges.where_it_is, changes_topic=True),
     "pause_topic": _CATALOGUE,
     "resume_topic": _CATALOGUE,
     "bind": _CATALOGUE,

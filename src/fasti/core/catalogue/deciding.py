@@ -25,6 +25,7 @@ from fasti.core.catalogue.commands import (
 )
 from fasti.core.catalogue.events import CatalogueFollowed, EntryChanged, EntryDropped
 from fasti.core.kind import Handler
+from fasti.core.layout import OWN_TOPICS
 from fasti.core.replies import Done
 from fasti.core.state import Topic
 from fasti.core.work import Work
@@ -46,6 +47,8 @@ def require_catalogue(work: Work, name: str, own: bool = False) -> None:
     if place.count == 1 or place.number == CATALOGUE_SHARD or own:
         return
     known = work.state.by_name.get(name)
+    if known is None and name in OWN_TOPICS:
+        return
     if known is None or known.catalogue_number:
         raise WrongShard(
             f"topics are made, changed and deleted on shard {CATALOGUE_SHARD}",

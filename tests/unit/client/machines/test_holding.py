@@ -291,3 +291,20 @@ def test_rows_leave_once() -> None:
     assert set(custody._in_hand) == {1, 2}
     custody.leave(first, slice(None))
     assert (list(custody), custody.unfinished) == ([], 0)
+
+
+@pytest.mark.parametrize("came_again", [False, True])
+def test_what_was_to_come_again_is_given_back_at_the_end(came_again: bool) -> None:
+    """A consumer that is closed before its connection is back: nobody else would have it for long."""
+    custody = Custody()
+    run = custody.add(run_of([1, 2, 3, 4]))
+    run.next = 1
+    custody.take_back([])
+    if came_again:
+        custody.end_resuming()
+    released = [
+        (returned.op, segment_run, rows.tolist())
+        for returned in custody.release_unstarted()
+        for segment_run, rows in returned.segments
+    ]
+    assert released == ([] if came_again else [("release", run, [1, 2, 3])])
