@@ -41,7 +41,7 @@ test: $(STAMP)  ## run the tests, without the long ones
 .PHONY: test-long
 test-long: $(STAMP)  ## run all tests, the long ones too, with more generated examples; then with four shards
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "" --timeout 3600 $(ARGS)
-	$(BIN)/pytest tests/integration tests/shards -m "" --timeout 3600 --shards 4 $(ARGS)
+	$(BIN)/pytest tests/integration tests/shards tests/spark -m "" --timeout 3600 --shards 4 $(ARGS)
 
 .PHONY: faults
 faults: $(STAMP)  ## break the machine, the files and the clients on purpose, and print what came of it

@@ -38,6 +38,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield started
 
 
+@pytest.mark.one_shard
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page not in NOT_RUN], ids=lambda page: page.stem

@@ -104,6 +104,7 @@ def ran(lake: Lake, queue: BrokerProcess, spark: SparkSession, **settings: Any) 
     return run(Workflow(lake, stages, queue.address, **settings), spark)
 
 
+@pytest.mark.one_shard
 def test_it_has_the_whole_feed_and_silver_follows(
     tmp_path: Path, queue: BrokerProcess, teller: Client, spark: SparkSession
 ) -> None:
@@ -144,6 +145,7 @@ def test_payloads_if_wanted(
         run(Workflow(lake, [BRONZE], queue.address), spark)
 
 
+@pytest.mark.one_shard
 def test_progress_and_an_end_between_steps(
     tmp_path: Path, queue: BrokerProcess, teller: Client, spark: SparkSession
 ) -> None:
@@ -168,6 +170,7 @@ def test_progress_and_an_end_between_steps(
         run(pipeline, spark, once=True, interval=1)
 
 
+@pytest.mark.one_shard
 def test_another_broker_under_the_same_address_is_refused(
     tmp_path: Path, queue: BrokerProcess, teller: Client, spark: SparkSession
 ) -> None:
@@ -181,6 +184,7 @@ def test_another_broker_under_the_same_address_is_refused(
     assert len(shards(lake)) == 2
 
 
+@pytest.mark.one_shard
 def test_a_feed_that_begins_later_by_now(tmp_path: Path, spark: SparkSession) -> None:
     settings = {"segment_size": "64KiB", "feed_size": "0B", "checkpoint_size": "64KiB"}
     with (

@@ -84,6 +84,7 @@ class Killed(BaseException):
     """As if the process was gone: nobody catches it, nothing is tidied up."""
 
 
+@pytest.mark.one_shard
 @pytest.mark.parametrize("few", [False, True])
 def test_an_end_at_every_place_one_after_the_other(
     tmp_path: Path,
@@ -147,6 +148,7 @@ def test_a_driver_is_killed(
     assert_whole(lake, client, spark)
 
 
+@pytest.mark.one_shard
 def test_a_signal_ends_it_between_two_steps(
     tmp_path: Path, client: Client, queue: BrokerProcess, spark: SparkSession
 ) -> None:

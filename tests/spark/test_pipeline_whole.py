@@ -169,6 +169,7 @@ def differences_are_found(lake: Lake, spark: SparkSession, address: str) -> None
     assert f"counts {mail.states['done']} done" in found[0][4]
 
 
+@pytest.mark.one_shard
 @pytest.mark.timeout(900)
 def test_some_thousand_messages(spark: SparkSession, tmp_path: Path) -> None:
     through_the_pipeline(spark, tmp_path, 20_000)

@@ -47,6 +47,7 @@ def test_a_topic_that_is_not_there_or_of_another_kind(
     assert "read it with view 'kv'" in refused(read(entries, view="log").collect)
 
 
+@pytest.mark.one_shard
 def test_offsets_that_can_not_be(read: Reading, client: Client, topic: MakeTopic) -> None:
     log = topic(kind="log", partitions=2)
     told = refused(read(log, view="log", startingOffsets='{"0": 1}').collect)

@@ -145,6 +145,7 @@ def loaded(read: Reading, view: str, **options: Any) -> DataFrame:
     return read(topic if view != "changes" else None, view=view, **options)
 
 
+@pytest.mark.one_shard
 @pytest.mark.parametrize("view", FILTERS)
 def test_filters_give_what_spark_gives(
     read: Reading, topics: Topics, wholes: dict[str, DataFrame], view: str
@@ -181,6 +182,7 @@ def found_by_spark(
     }
 
 
+@pytest.mark.one_shard
 def test_moments_mean_the_same_in_every_time_zone(
     spark: SparkSession, read: Reading, topics: Topics
 ) -> None:
@@ -196,6 +198,7 @@ def test_moments_mean_the_same_in_every_time_zone(
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
+@pytest.mark.one_shard
 def test_without_spark_s_setting_everything_works_unpushed(
     spark: SparkSession, read: Reading, topics: Topics
 ) -> None:

@@ -21,6 +21,7 @@ def read(spark: SparkSession, broker: BrokerProcess) -> Reading:
     return Reading(spark, broker)
 
 
+@pytest.mark.one_shard
 def test_every_query_of_a_dataframe_sees_its_own_moment(
     read: Reading, client: Client, topic: MakeTopic
 ) -> None:
@@ -34,6 +35,7 @@ def test_every_query_of_a_dataframe_sees_its_own_moment(
     assert len(messages.collect()) == 9
 
 
+@pytest.mark.one_shard
 def test_the_feed_goes_on_where_a_snapshot_ends(
     read: Reading, client: Client, topic: MakeTopic
 ) -> None:
@@ -74,6 +76,7 @@ def test_the_feed_goes_on_where_a_snapshot_ends(
         assert set(live.values()) <= {0, 1}
 
 
+@pytest.mark.one_shard
 def test_both_sides_of_a_join_may_be_sorted_and_sampled(
     read: Reading, client: Client, topic: MakeTopic
 ) -> None:

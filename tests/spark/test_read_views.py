@@ -23,6 +23,7 @@ def read(spark: SparkSession, broker: BrokerProcess) -> Reading:
     return Reading(spark, broker)
 
 
+@pytest.mark.one_shard
 def test_messages_with_everything_that_they_have(
     read: Reading, client: Client, topic: MakeTopic
 ) -> None:
@@ -65,6 +66,7 @@ def test_messages_with_everything_that_they_have(
     }
 
 
+@pytest.mark.one_shard
 def test_one_partition_is_read_by_several_tasks_and_many_by_few(
     read: Reading, client: Client, topic: MakeTopic
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_log_by_offsets_and_by_times(read: Reading, client: Client, topic: Mak
     assert read(name, view="log", minPartitions=4).rdd.getNumPartitions() >= 4
 
 
+@pytest.mark.one_shard
 def test_entries_of_one_moment(read: Reading, client: Client, topic: MakeTopic) -> None:
     name = topic(kind="kv", partitions=3)
     entries = client.kv(name)
@@ -163,6 +166,7 @@ def test_entries_of_one_moment(read: Reading, client: Client, topic: MakeTopic) 
     assert [row["value"] for row in read(name, view="kv", key="order-1").collect()] == [b"o"]
 
 
+@pytest.mark.one_shard
 def test_changes_between_positions_and_times(
     read: Reading, client: Client, topic: MakeTopic
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_log_comes_in_shares_and_whole(
     assert sorted(place(joined(found))) == expected
 
 
+@pytest.mark.one_shard
 def test_changes_come_by_frames_and_at_least_one(
     broker: BrokerProcess, client: Client, topic: Topic
 ) -> None:
@@ -124,6 +125,7 @@ def test_between_two_offsets_it_is_always_the_same(
     assert read(stream(broker, view=view, topic=name, minPartitions="5"), start, end) == first
 
 
+@pytest.mark.one_shard
 @pytest.mark.parametrize("view", ["changes", "log"])
 def test_available_now_is_what_is_there_now(
     view: str, broker: BrokerProcess, client: Client, topic: Topic
@@ -155,6 +157,7 @@ def test_the_first_offset_stays_and_the_latest_is_told(
     assert (end["0"], latest["0"]) == (3, 7)
 
 
+@pytest.mark.one_shard
 def test_as_many_tasks_as_are_asked_for_and_few_otherwise(
     broker: BrokerProcess, client: Client, topic: Topic
 ) -> None:
@@ -228,6 +231,7 @@ def test_it_begins_at_a_time(
     assert sum(each.rows for each in log.describe()) == 14
 
 
+@pytest.mark.one_shard
 def test_changes_begin_at_a_position(broker: BrokerProcess, client: Client, topic: Topic) -> None:
     name = topic()
     at = client.feed().last
@@ -327,6 +331,7 @@ def grown(client: Client, name: str) -> None:
     client.checkpoint()
 
 
+@pytest.mark.one_shard
 def test_changes_that_are_gone_are_told_or_passed_over(
     forgetful: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -355,6 +360,7 @@ def test_changes_that_are_gone_are_told_or_passed_over(
         assert "data loss" in caplog.text
 
 
+@pytest.mark.one_shard
 def test_what_goes_between_plan_and_read_is_passed_over_too(forgetful: BrokerProcess) -> None:
     with fasti.connect(forgetful.address) as client:
         client.create_topic("t")
@@ -417,6 +423,7 @@ def test_a_log_that_was_made_again_is_another(
     assert place(rows) == [(0, n) for n in range(8)]
 
 
+@pytest.mark.one_shard
 def test_positions_of_other_data_mean_nothing(
     broker: BrokerProcess, client: Client, topic: Topic, tmp_path: Path
 ) -> None:
@@ -438,6 +445,7 @@ def test_positions_of_other_data_mean_nothing(
     assert [row["op"] for row in found] == ["topic_created"]
 
 
+@pytest.mark.one_shard
 def test_a_position_ahead_of_the_feed_is_told(broker: BrokerProcess, client: Client) -> None:
     last = client.feed().last
     ahead = {last.shard: last.frame + 100}

@@ -52,7 +52,8 @@ def kept(spark: SparkSession, place: Path) -> list[tuple[Any, ...]]:
 
 
 def truth(client: Client, topic: str | None = None) -> list[tuple[Any, ...]]:
-    return in_order(pa.concat_tables(client.changes(topic=topic)).select(COLUMNS))
+    # Of several shards each has its own positions.
+    return sorted(in_order(pa.concat_tables(client.changes(topic=topic)).select(COLUMNS)))
 
 
 def in_order(table: pa.Table) -> list[tuple[Any, ...]]:
@@ -92,6 +93,7 @@ def test_two_queries_of_one_frame_have_places_of_their_own(
         assert found.count() == found.select("partition", "offset").distinct().count() == 20
 
 
+@pytest.mark.one_shard
 def test_what_is_gone_fails_the_query_or_is_passed_over(
     spark: SparkSession, tmp_path: Path
 ) -> None:

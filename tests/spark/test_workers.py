@@ -322,6 +322,7 @@ def test_ctrl_c_stops_it(
     assert not worker.isActive
 
 
+@pytest.mark.one_shard
 def test_what_is_wrong_is_told(
     spark: SparkSession, broker: BrokerProcess, client: Client, topic: Topic
 ) -> None:
