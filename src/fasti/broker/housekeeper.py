@@ -119,24 +119,20 @@ class Housekeeper:
         shard = self._shard
         if shard.store.capacity.room_bytes() < shard.settings.segment_bytes:
             # Less than a whole segment: no spare is ready behind the one in use.
-            self._look_for_spares()
+            self.wake(spares=True)
             return
         due = shard.shared.journals.due_for_checkpoint()
         if due is not None:
-            due.housekeeper.notice()
+            due.housekeeper.wake()
         elif self._checkpoint_is_due():
-            self.notice()
+            self.wake()
 
-    def notice(self) -> None:
-        """A checkpoint is due. Any thread."""
-        if self._monotonic() >= self._retry_at:
+    def wake(self, spares: bool = False) -> None:
+        """A checkpoint is due, or with `spares` a segment may be wanted. Any thread."""
+        if spares or self._monotonic() >= self._retry_at:
             with self._changed:
+                self._spares_at = 0.0 if spares else self._spares_at
                 self._changed.notify_all()
-
-    def _look_for_spares(self) -> None:
-        with self._changed:
-            self._spares_at = 0.0
-            self._changed.notify_all()
 
     def ask_for_spare(self) -> None:
         """The sequencer is short of room: it is woken when a segment was made, or could not be."""
@@ -297,7 +293,7 @@ class Housekeeper:
         finally:
             self._turns.end(self)
             # It may have taken spares, or made room for them.
-            self._look_for_spares()
+            self.wake(spares=True)
         return True
 
     def _checkpoint_is_due(self) -> bool:
