@@ -33,6 +33,8 @@ class Believed:
         # By id: name, due time, size of the payload and key; None where something is not known.
         self.living: dict[int, dict[str, Any]] = {}
         self.finished: set[int] = set()
+        # Under which name each was first delivered.
+        self.names: dict[int, str] = {}
         self.tokens: dict[int, int] = {}
         self.tried_names: set[str] = set()
         self.tried: dict[int, dict[str, Any]] = {}
@@ -59,11 +61,13 @@ class Believed:
             fact["ids"], fact["names"], fact["due"], fact["keys"], fact["sizes"], strict=True
         )
         for message, name, due, key, size in columns:
-            assert message not in self.finished
-            # It may have been delivered before its producer was told.
+            self.tried_names.discard(name)
+            # It may have been delivered, and finished too, before its producer was told.
+            if message in self.finished:
+                assert self.names.get(message) == name
+                continue
             known = self.living.setdefault(message, {"name": name, "due": due})
             known |= {"key": key, "size": size}
-            self.tried_names.discard(name)
 
     def _delivered(self, fact: dict[str, Any]) -> None:
         for message, due, name in zip(fact["ids"], fact["due"], fact["names"], strict=True):
@@ -71,6 +75,7 @@ class Believed:
             assert message not in self.finished, "delivered though it was finished"
             assert fact["token"] > self.tokens.get(message, 0), "a second lease"
             self.tokens[message] = fact["token"]
+            self.names.setdefault(message, name)
             known = self.living.setdefault(message, {"name": name, "due": due})
             assert known["name"] == name
             assert known["due"] in (due, None)
