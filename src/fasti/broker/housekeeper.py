@@ -122,9 +122,10 @@ class Housekeeper:
             self.wake(spares=True)
             return
         due = shard.shared.journals.due_for_checkpoint()
-        if due is not None:
+        if due is not None and due is not shard:
             due.housekeeper.wake()
-        elif self._checkpoint_is_due():
+        # Its own may be due as well, whatever becomes of the other one's.
+        if self._checkpoint_is_due():
             self.wake()
 
     def wake(self, spares: bool = False) -> None:
