@@ -36,6 +36,7 @@ Every error that a caller may meet is a class below `FastiError`, and has
     └── StorageError                storage_error
         ├── StorageFull             storage_full         retryable; nothing was written
         ├── StorageFailed           storage_failed       what was under way is unknown
+        │   └── NoQuorum            no_quorum            retryable: too few of the cluster's NATS servers answer
         ├── Corruption              corruption           file and offset are named
         ├── NewerFormat             newer_format         of a format that this version can't read; not touched
         ├── DataDirLocked           locked               another process has the directory open
@@ -64,6 +65,7 @@ __all__ = [
     "InvalidArgument",
     "Moved",
     "NewerFormat",
+    "NoQuorum",
     "NotFound",
     "OutcomeUnknown",
     "Overloaded",
@@ -348,6 +350,17 @@ class StorageFailed(StorageError):
     """An append, read or sync failed; the outcome of what was under way is unknown."""
 
     code = "storage_failed"
+
+
+class NoQuorum(StorageFailed):
+    """Too few of the servers that keep a cluster's shard answer.
+
+    What was under way may or may not have happened. The shard finds out and goes on by itself when
+    enough of them are back.
+    """
+
+    code = "no_quorum"
+    retryable = True
 
 
 class Corruption(StorageError):

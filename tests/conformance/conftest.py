@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fasti.broker.launch import BrokerProcess
+from fasti.cluster.nats import NatsConnection
+from tests.cluster.nats_rig import NatsServers
 from tests.conformance.protocol_client import Client
 
 _numbers = itertools.count(1)
@@ -21,6 +23,18 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         tmp_path_factory.mktemp("broker"), settings={"segment_size": "1MiB"}
     ) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def nats() -> Iterator[NatsConnection]:
+    """Three NATS servers, for the storage of clusters."""
+    servers = NatsServers(3)
+    try:
+        connection = servers.connect()
+        yield connection
+        connection.close()
+    finally:
+        servers.close()
 
 
 @pytest.fixture

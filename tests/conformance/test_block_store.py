@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,18 @@ from fasti.storage.files import LocalFiles
 from fasti.storage.files.blocks import FileBlocks
 from fasti.storage.memory.blocks import MemoryBlocks
 from fasti.testing.disk import SimulatedFiles
+from tests.cluster.stream_rig import ShardStreams
 
 
-@pytest.fixture(params=["local", "memory", "simulated"])
-def blocks(request: pytest.FixtureRequest, tmp_path: Path) -> BlockStore:
-    if request.param == "local":
-        return FileBlocks(LocalFiles(tmp_path))
-    return MemoryBlocks() if request.param == "memory" else FileBlocks(SimulatedFiles())
+@pytest.fixture(params=["local", "memory", "simulated", "streams"])
+def blocks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockStore]:
+    if request.param == "streams":
+        with ShardStreams(request.getfixturevalue("nats")) as streams:
+            yield streams.open_blocks(tmp_path)
+    elif request.param == "local":
+        yield FileBlocks(LocalFiles(tmp_path))
+    else:
+        yield MemoryBlocks() if request.param == "memory" else FileBlocks(SimulatedFiles())
 
 
 def test_a_block_is_read_as_it_was_put(blocks: BlockStore) -> None:

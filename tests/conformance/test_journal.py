@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from fasti.cluster.stream_journal import StreamJournal
 from fasti.errors import Closed, Gone, InvalidArgument, NotFound, StorageFull
 from fasti.storage.files import Files, LocalFiles
 from fasti.storage.files.journal import FileJournal
@@ -17,6 +18,7 @@ from fasti.storage.frames import Frame, body_checksum
 from fasti.storage.journal import Journal
 from fasti.storage.memory.journal import MemoryJournal
 from fasti.testing.disk import SimulatedFiles
+from tests.cluster.stream_rig import ShardStreams
 
 SEGMENT_BYTES = 4096
 
@@ -27,6 +29,20 @@ class Kind:
 
     open: Callable[[], Journal]
     reopen: Callable[[Journal], Journal]
+    # What comes before a trim: a manifest that tells all up to a frame.
+    checkpoint: Callable[[Journal, int], None] = lambda _, position: None
+
+
+def on_streams(streams: ShardStreams) -> Kind:
+    def reopen(journal: Journal) -> Journal:
+        journal.close()
+        return streams.open_journal()
+
+    def checkpoint(journal: Journal, position: int) -> None:
+        assert isinstance(journal, StreamJournal)
+        streams.checkpoint(journal, position)
+
+    return Kind(streams.open_journal, reopen, checkpoint)
 
 
 def on_files(files: Files) -> Kind:
@@ -48,11 +64,15 @@ def in_memory() -> Kind:
     return Kind(MemoryJournal, reopen)
 
 
-@pytest.fixture(params=["local", "memory", "simulated"])
-def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
-    if request.param == "local":
-        return on_files(LocalFiles(tmp_path))
-    return in_memory() if request.param == "memory" else on_files(SimulatedFiles())
+@pytest.fixture(params=["local", "memory", "simulated", "streams"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kind]:
+    if request.param == "streams":
+        with ShardStreams(request.getfixturevalue("nats")) as streams:
+            yield on_streams(streams)
+    elif request.param == "local":
+        yield on_files(LocalFiles(tmp_path))
+    else:
+        yield in_memory() if request.param == "memory" else on_files(SimulatedFiles())
 
 
 @pytest.fixture
@@ -201,6 +221,7 @@ def test_trimmed_frames_are_gone_and_the_rest_stays(kind: Kind) -> None:
     journal = kind.open()
     for first in range(1, 400, 20):
         append_synced(journal, frames(first, first + 19))
+    kind.checkpoint(journal, 250)
     journal.trim(250)
     first = journal.first_sequence
     assert 1 < first <= 251
@@ -220,6 +241,7 @@ def test_trimmed_frames_are_gone_and_the_rest_stays(kind: Kind) -> None:
 def test_trimming_all_keeps_the_place(kind: Kind) -> None:
     journal = kind.open()
     append_synced(journal, frames(1, 100))
+    kind.checkpoint(journal, 100)
     journal.trim(100)
     journal = kind.reopen(journal)
     assert journal.last_sequence == 100

@@ -78,6 +78,7 @@ ACTIONS: dict[str, tuple[dict[str, Any], list[pa.RecordBatch]]] = {
     "scrub_status": ({}, []),
     "health": ({}, []),
     "metrics": ({}, []),
+    "cluster": ({}, []),
 }
 
 

@@ -13,7 +13,7 @@ from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import ShardSettings
 from fasti.errors import DataDirLocked
 from fasti.storage.memory.journal import MemoryJournal
-from fasti.storage.memory_storage import MemoryStorage
+from fasti.storage.memory_storage import MemoryStorage, OpenMemory
 
 SETTINGS = ShardSettings(segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096)
 
@@ -74,6 +74,34 @@ def test_a_failed_append_recovers_on_the_same_storage(monkeypatch: pytest.Monkey
         assert failed.is_set()
         assert storage.journal is not first
         assert receive(client, 2) == [b"before", b"after"]
+
+
+def test_storage_without_a_quorum_is_waited_for_however_often_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk that fails so often is given up; servers that are away are not."""
+    storage = MemoryStorage()
+    monkeypatch.setattr("fasti.broker.recovery.back_off", lambda *_: 0.0)
+    with client_of(storage) as client:
+        client.create_topic("orders")
+        open_storage, refusals = storage.open, iter(range(30))
+
+        def refuse(settings: ShardSettings, cut_after: int | None = None) -> OpenMemory:
+            if next(refusals, None) is not None:
+                raise fasti.errors.NoQuorum("two of three are away")
+            return open_storage(settings, cut_after)
+
+        def fail(journal: MemoryJournal) -> int:
+            monkeypatch.setattr(MemoryJournal, "sync", sync)
+            monkeypatch.setattr(storage, "open", refuse)
+            raise fasti.errors.NoQuorum("two of three are away")
+
+        sync = MemoryJournal.sync
+        monkeypatch.setattr(MemoryJournal, "sync", fail)
+        with client.producer("orders") as producer:
+            producer.send(b"after").result(30)
+        assert next(refusals, None) is None
+        assert receive(client, 1) == [b"after"]
 
 
 def test_one_shard_at_a_time() -> None:

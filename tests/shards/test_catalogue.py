@@ -249,7 +249,7 @@ def test_an_idle_topic_goes_when_no_shard_uses_it(host: Host) -> None:
             topic = host.service(0).placement.catalogue.engine.state.by_name["brief"]
             return [IdleTopic(topic.number, "brief", 0)]
 
-    idle._shards = [Asked(number) for number in range(SHARDS)]
+    idle._shards = lambda: [Asked(number) for number in range(SHARDS)]
     found[2].clear()
     idle.delete_now()
     assert {0, 1, 2} <= set(asked)

@@ -25,6 +25,7 @@ PINNED = {
     "locked": "DataDirLocked",
     "moved": "Moved",
     "newer_format": "NewerFormat",
+    "no_quorum": "NoQuorum",
     "not_found": "NotFound",
     "overloaded": "Overloaded",
     "permission_denied": "PermissionDenied",
@@ -40,7 +41,9 @@ PINNED = {
     "unknown_producer": "UnknownProducer",
     "wrong_shard": "WrongShard",
 }
-RETRYABLE = {"moved", "overloaded", "storage_full", "timed_out", "unavailable", "unknown"}
+RETRYABLE = {
+    *("moved", "no_quorum", "overloaded", "storage_full", "timed_out", "unavailable", "unknown")
+}
 
 
 def test_names_and_codes_are_pinned() -> None:

@@ -26,6 +26,7 @@ from fasti.broker.caller import Caller
 from fasti.broker.calls.requests import Action, Answer, Header, Parts
 from fasti.broker.idle_topics import IdleTopics
 from fasti.broker.peers import Peers
+from fasti.broker.shard_map import moved
 from fasti.broker.threads import Poller
 from fasti.core.catalogue.commands import (
     CataloguePage,
@@ -36,7 +37,7 @@ from fasti.core.catalogue.commands import (
     ReadIdle,
 )
 from fasti.core.layout import OWN_TOPICS
-from fasti.errors import FastiError, NotFound, TimedOut, Unavailable, WrongShard
+from fasti.errors import FastiError, Moved, NotFound, TimedOut, Unavailable, WrongShard
 from fasti.model import back_off
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class LocalShard:
     """A shard of this process."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._shard = service, service.placement.catalogue
+        self.service, self._shard = service, service.placement.catalogue
 
     def version(self) -> int:
         """Up to which version the shard has the catalogue."""
@@ -72,7 +73,7 @@ class LocalShard:
 
     def follow(self, page: CataloguePage) -> int:
         """Carries a page out; the version that the shard has then."""
-        service, state = self._service, self._shard.engine.state
+        service, state = self.service, self._shard.engine.state
         before = dict(state.by_name)
         version = int(self._call(FollowCatalogue(page)))
         after = self._shard.engine.state.by_name
@@ -129,13 +130,18 @@ class RemoteShard:
         return peers.call(self._number, action, header, _ANSWER_S)
 
 
+# To a shard, wherever it is.
+Way = LocalShard | RemoteShard
+
+
 class Follower:
     """One shard that follows: told what is new, again and again until it has it."""
 
     def __init__(
-        self, number: int, shard: LocalShard | RemoteShard, catalogue: Catalogue, source: LocalShard
+        self, number: int, way: Callable[[int], Way], catalogue: Catalogue, source: LocalShard
     ) -> None:
-        self.number, self._shard = number, shard
+        """`way` tells where a shard is now."""
+        self.number, self._way = number, way
         self._catalogue, self._source = catalogue, source
         # What it is known to have; None: not asked yet.
         self.version: int | None = None
@@ -153,15 +159,15 @@ class Follower:
         return None
 
     def _tell(self) -> None:
-        has = self.version
+        has, shard = self.version, self._way(self.number)
         if has is None:
-            has = self._shard.version()
+            has = shard.version()
         while not self.poller.stopping:
             self.poller.progress += 1
             page = self._source.read(has)
             if page.version == page.after and page.live is None:
                 break
-            told = self._shard.follow(page)
+            told = shard.follow(page)
             if told == has:
                 raise Unavailable(f"shard {self.number} does not follow from version {has}")
             # Another one than the page's: it is told from there on.
@@ -185,23 +191,20 @@ class Catalogue:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self.threads = host.first.threads
+        self.threads = host.threads
         self._monotonic = self.threads.runtime.monotonic
         self._changed = self.threads.runtime.condition()
         self._stopping = False
+        # How many calls that change it are under way.
+        self._changes = 0
         self._asked_at: dict[int, float] = {}
-        self._asking = {number: threading.Lock() for number in host.numbers}
+        self._asking = {number: threading.Lock() for number in range(host.shards)}
+        # Replaced as a whole, as are the followers.
         self._local = {n: LocalShard(service) for n, service in host.services.items()}
         self.followers: list[Follower] = []
         self._idle: IdleTopics | None = None
-        source = self._local.get(CATALOGUE_SHARD)
-        if source is not None:
-            others = [number for number in range(host.shards) if number != CATALOGUE_SHARD]
-            self.followers = [Follower(n, self._way_to(n), self, source) for n in others]
-            ways = [self._way_to(number) for number in range(host.shards)]
-            self._idle = IdleTopics(host.services[CATALOGUE_SHARD], ways, self._tell_all)
 
-    def _way_to(self, number: int) -> LocalShard | RemoteShard:
+    def _way_to(self, number: int) -> Way:
         return self._local.get(number) or RemoteShard(number, lambda: self._host.peers)
 
     def start(self) -> None:
@@ -209,23 +212,61 @@ class Catalogue:
 
         One that can't be told now is told later.
         """
-        for follower in self.followers:
-            follower.poller.start()
-        if self._idle is not None:
-            self._idle.start()
+        source = self._local.get(CATALOGUE_SHARD)
+        if source is not None:
+            self._lead(source)
             with suppress(FastiError):
-                version = self._local[CATALOGUE_SHARD].version()
-                self._wait(version, [f for f in self.followers if f.number in self._local])
+                self._wait(source.version(), [f for f in self.followers if f.number in self._local])
 
     def stop(self) -> None:
         """Tells nobody any more; those who wait for it are told so."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._idle is not None:
-            self._idle.stop()
+        self._yield()
+
+    def _lead(self, source: LocalShard) -> None:
+        """Shard 0 is here: the others are told by this process."""
+        numbers, way_to = range(self._host.shards), self._way_to
+        others = [number for number in numbers if number != CATALOGUE_SHARD]
+        self._idle = IdleTopics(source.service, lambda: list(map(way_to, numbers)), self._tell_all)
+        self._idle.start()
+        self.followers = [Follower(number, way_to, self, source) for number in others]
         for follower in self.followers:
+            follower.poller.start()
+
+    def _yield(self) -> None:
+        """Shard 0 is here no longer, or the process ends."""
+        idle, self._idle = self._idle, None
+        followers, self.followers = self.followers, []
+        if idle is not None:
+            idle.stop()
+        for follower in followers:
             follower.poller.stop()
+
+    # Shards that come and leave: one at a time
+
+    def add(self, number: int, service: Service) -> None:
+        """A shard has come to this process, and is served."""
+        self._local = {**self._local, number: LocalShard(service)}
+        if number == CATALOGUE_SHARD:
+            self._lead(self._local[number])
+        else:
+            self._tell_all()
+
+    def let_finish(self, number: int, within_s: float) -> None:
+        """Of shard 0: returns when the calls under way that change the catalogue are answered, or so late."""
+        if number == CATALOGUE_SHARD:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._changes, within_s)
+
+    def remove(self, number: int) -> None:
+        """A shard has left."""
+        self._local = {n: shard for n, shard in self._local.items() if n != number}
+        if number == CATALOGUE_SHARD:
+            self._yield()
+            # Who waits for followers is told that they did not follow in time.
+            self.note_progress()
 
     # Changes
 
@@ -244,20 +285,34 @@ class Catalogue:
                 "topics are made, changed and deleted on shard 0",
                 details={"topic": header.get("topic"), "shard": CATALOGUE_SHARD},
             )
+        with self._changed:
+            self._changes += 1
         try:
             answer = action(service, caller, header, parts)
+            self.settle()
+            return answer
         except NotFound:
             # A call that deletes, made again.
             self.settle()
             raise
-        self.settle()
-        return answer
+        finally:
+            with self._changed:
+                self._changes -= 1
+                self._changed.notify_all()
 
     def settle(self) -> None:
         """Returns when all shards have what shard 0 has by now. Raises `unavailable`."""
-        version = self._local[CATALOGUE_SHARD].version()
+        followers = self.followers
+        try:
+            version = self._of(CATALOGUE_SHARD).version()
+        except Moved as error:
+            raise Unavailable(
+                "it is done on shard 0, which another process has by now; the same call again waits for "
+                "the other shards",
+                retry_after_us=20_000,
+            ) from error
         self._tell_all()
-        self._wait(version, self.followers)
+        self._wait(version, followers)
 
     def delete_idle(self) -> None:
         """Deletes what is idle on every shard now, not at the next look: where time is moved by hand."""
@@ -276,7 +331,7 @@ class Catalogue:
             return [f for f in followers if f.version is None or f.version < version]
 
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or not missing(), SETTLE_S)
+            self._changed.wait_for(lambda: self._is_over(followers) or not missing(), SETTLE_S)
             late = missing()
         if late:
             numbers = [follower.number for follower in late]
@@ -287,6 +342,9 @@ class Catalogue:
                 retry_after_us=1_000_000,
                 details={"shards": numbers},
             )
+
+    def _is_over(self, followers: list[Follower]) -> bool:
+        return self._stopping or any(follower.poller.stopping for follower in followers)
 
     def note_progress(self) -> None:
         """A follower has something, or can't be told now."""
@@ -321,7 +379,7 @@ class Catalogue:
         return error.details["topic"] in service.placement.catalogue.engine.state.by_name
 
     def _pull(self, number: int) -> bool:
-        shard, source = self._local[number], self._way_to(CATALOGUE_SHARD)
+        shard, source = self._of(number), self._way_to(CATALOGUE_SHARD)
         begun = has = shard.version()
         while True:
             page = source.read(has)
@@ -335,5 +393,11 @@ class Catalogue:
     # What the actions of other processes ask
 
     def of_shard(self, service: Service) -> LocalShard:
-        """A shard of this process."""
-        return self._local[service.placement.catalogue.place.number]
+        """A shard of this process. Raises `moved`."""
+        return self._of(service.placement.catalogue.place.number)
+
+    def _of(self, number: int) -> LocalShard:
+        shard = self._local.get(number)
+        if shard is None:
+            raise moved(number, self._host.map.leader(number))
+        return shard

@@ -25,7 +25,7 @@ from fasti.broker.stalls import Stalls
 from fasti.broker.threads import Driver, Threads
 from fasti.config import Durability
 from fasti.core.replies import Step
-from fasti.errors import FastiError, StorageFailed
+from fasti.errors import FastiError, Fenced, StorageFailed
 from fasti.storage.frames import Frame
 from fasti.storage.store import ShardStore
 
@@ -116,6 +116,8 @@ class Committer:
         self._was_behind = False
         self._stopping = False
         self._failed = False
+        # What is handed over later fails for the same reason.
+        self._failure = FastiError("the journal failed before")
         self._marked = True
         self._warned_of_end = False
         self._at_once = store.settings.durability is Durability.ALWAYS
@@ -150,7 +152,7 @@ class Committer:
                 if wake:
                     self._changed.notify_all()
         if failed:
-            self._fail(FastiError("the journal failed before"), [work])
+            self._fail(self._failure, [work])
 
     @property
     def may_be_led(self) -> bool:
@@ -318,6 +320,8 @@ class Committer:
         self._settle(False)
         with self._changed:
             self._failed = True
+            if isinstance(error, Fenced):
+                self._failure = error
             undone = [*self._batch, *self._waiting]
             self._waiting.clear()
             self._queued_bytes = 0

@@ -4,37 +4,41 @@ Doors and embedded clients ask a host for the service of a shard by its number (
 another process has answers `moved`. With one shard there is nothing to ask: a call may name it, and
 needn't. The clock, the watchdog and the shares of callers are the process's, not a shard's.
 
-A shard that fails for good ends the process, as it does where there is only one: a start is what loads it
-again, and the shards of other processes don't notice.
+Where there are several, shards come and leave while the process serves (`add`, `drop`), down to none at all:
+what is about the process is answered by its lobby. A shard whose storage says that another process leads it
+(`fenced`, see recovery.py) is dropped by itself, and the others go on. One that fails for good in any other
+way ends the process, as it does where there is only one: a start is what loads it again, and the shards of
+other processes don't notice.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.catalogue import Catalogue
 from fasti.broker.lending import Lender
+from fasti.broker.lobby import PROCESS_ACTIONS, Lobby
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.moves import Moves
 from fasti.broker.peers import Peers
 from fasti.broker.placement import OneShard
 from fasti.broker.service import Header, Service
 from fasti.broker.shard import Shard
-from fasti.broker.shard_map import ShardMap
+from fasti.broker.shard_map import ShardMap, moved
 from fasti.broker.shared_parts import SharedParts
 from fasti.broker.shares import LeaseShare, Shares
 from fasti.config import ShardSettings
 from fasti.core.layout import ShardPlace
-from fasti.errors import FastiError, InvalidArgument, Moved
+from fasti.errors import FastiError, InvalidArgument
 from fasti.runtime import Runtime
 from fasti.storage.storage_engine import StorageEngine
 
 SHARD_NUMBER = "shard_number"
-# About the process: any of its shards may answer.
-PROCESS_ACTIONS = frozenset(("hello", "clock", "accept_clock", "health", "metrics"))
 
 
 class Host:
@@ -53,63 +57,129 @@ class Host:
     ) -> None:
         """`storages` are those of the shards that this process has, by number, of so many `shards`.
 
-        Raises what opening a shard raises; then none is open.
+        Where there are several shards it may have none. Raises what opening a shard raises; then none is open.
         """
         self.settings = settings or ShardSettings()
+        self.limits = self.settings.limits
         self.shards, self.cluster = shards, cluster
-        self.numbers = sorted(storages)
-        # Replaced as a whole when it changes.
         self.map = ShardMap()
+        # Where clients of other processes find this one; None: not known here.
+        self.address: str | None = None
         # Set before anything is served, where other processes have shards.
         self.peers: Peers | None = None
+        # In a cluster: what the action `cluster` answers.
+        self.cluster_view: Callable[[], dict[str, Any]] | None = None
+        # Called with the number of a shard that was dropped because its storage is fenced, when it is closed.
+        self.on_fenced: Callable[[int], None] | None = None
         self.metrics = metrics or Metrics()
         self.stopping = False
+        self._runtime, self._threaded = runtime, threaded
         self.shared = SharedParts(self.settings, runtime, parks=True) if shards > 1 else None
         self.catalogue: Catalogue | None = None
         self._lender: Lender | None = None
+        # Both are replaced as a whole.
+        self._lock = threading.Lock()
         self._shards: dict[int, Shard] = {}
         self.services: dict[int, Service] = {}
+        self._ended = threading.Event()
+        self._moves = Moves(self, self._ended.set)
+        self._only: Service | None = None
+        # What answers for the process.
+        self.first: Service | Lobby
         try:
-            for number in self.numbers:
-                self._shards[number] = self._open(number, storages[number], runtime)
-            self._make_services(threaded)
-            # What answers for the process, and the only one there is.
-            self.first = self.services[self.numbers[0]]
-            if self.shared is not None:
-                self.shared.start()
-                self._lender = Lender(
-                    self.shared.threads, self.settings.memory_bytes, self.all_shards()
-                )
-                self._lender.start()
-                self.catalogue = Catalogue(self)
-                self.catalogue.start()
+            for number in sorted(storages):
+                self._shards[number] = self.open_shard(number, storages[number], len(storages))
+            self._begin(self._shards)
         except BaseException:
             self._undo()
             raise
-        self._only = self.first if shards == 1 else None
         self.threads, self.clock = self.first.threads, self.first.clock
-        self.limits = self.settings.limits
 
-    def _open(self, number: int, storage: StorageEngine, runtime: Runtime | None) -> Shard:
+    def _begin(self, shards: Mapping[int, Shard]) -> None:
+        if self.shared is None:
+            ((number, shard),) = shards.items()
+            self.first = self._only = Service(OneShard(shard), self.metrics, self._threaded)
+            self.services = {number: self._only}
+            shard.when_ended(self._ended.set)
+            return
+        placement = _OfProcess(self)
+        self._shares = Shares(placement)
+        self._shares.leases = LeaseShare(placement)
+        self.first = Lobby(self, self.shared, self._shares)
+        self.threads = self.shared.threads
+        for number, shard in shards.items():
+            self.services[number] = self.make_service(shard, len(shards))
+            shard.when_ended(partial(self._moves.note_end, number, shard))
+        self.shared.start()
+        self._lender = Lender(self.shared.threads, self.settings.memory_bytes, self.all_shards())
+        self._lender.start()
+        self.catalogue = Catalogue(self)
+        self.catalogue.start()
+
+    def open_shard(self, number: int, storage: StorageEngine, beside: int) -> Shard:
+        """One of so many, which is not served yet."""
         place = ShardPlace(number, self.shards)
-        shard = Shard(storage, self.settings, runtime, place=place, shared=self.shared)
+        shard = Shard(storage, self.settings, self._runtime, place=place, shared=self.shared)
         if self.shared is not None:
+            shard.whereabouts = lambda: self.map.leader(number)
             # An equal part, until it is known who needs more.
-            shard.memory_bytes = self.settings.memory_bytes // len(self.numbers)
+            shard.memory_bytes = self.settings.memory_bytes // beside
             shard.engine.memory.budget_bytes = shard.memory_bytes
         return shard
 
-    def _make_services(self, threaded: bool) -> None:
-        if self.shards == 1:
-            shard = self._shards[self.numbers[0]]
-            self.services[self.numbers[0]] = Service(OneShard(shard), self.metrics, threaded)
-            return
-        placement = _OfProcess(list(self._shards.values()))
-        shares = Shares(placement)
-        shares.leases = LeaseShare(placement)
-        for number, shard in self._shards.items():
-            metrics = self.metrics.of_shard(len(self._shards))
-            self.services[number] = Service(OneShard(shard), metrics, threaded, self, shares)
+    def make_service(self, shard: Shard, beside: int) -> Service:
+        """For one of so many."""
+        metrics = self.metrics.of_shard(beside)
+        return Service(OneShard(shard), metrics, self._threaded, self, self._shares)
+
+    # Shards that come and leave
+
+    def add(self, number: int, storage: StorageEngine, epoch: int | None = None) -> None:
+        """Opens a shard, which this process leads from now on, and serves it; under this epoch, or its journal's.
+
+        Returns when calls are answered. Raises what opening it raises, `already_exists` if it is here,
+        `invalid_argument` where there is only one shard, or none of that number.
+        """
+        self._moves.add(number, storage, epoch)
+
+    def drop(
+        self, number: int, to_address: str | None, epoch: int, checkpoint: bool = False
+    ) -> None:
+        """Hands a shard over to the process at that address, which will lead it under this epoch.
+
+        None: it is not known to whom, after this epoch. Nothing new is admitted, what was is answered,
+        sessions are told; returns when its storage is closed, with a last `checkpoint` if asked for. If the
+        storage turns out to be fenced on the way, what is not durable answers `moved`. Of a shard that is not
+        here it is only noted where it is. Raises `invalid_argument` as `add` does.
+        """
+        self._moves.drop(number, to_address, epoch, checkpoint)
+
+    def put_in(self, number: int, shard: Shard, service: Service) -> None:
+        """From now on calls for it are answered here."""
+        with self._lock:
+            self._shards = {**self._shards, number: shard}
+            self.services = {**self.services, number: service}
+        self._share_out()
+        shard.when_ended(partial(self._moves.note_end, number, shard))
+
+    def take_out(self, number: int, only: Shard | None = None) -> tuple[Shard, Service] | None:
+        """From now on calls for it are answered `moved`. None if it is not here, or is not `only` that one."""
+        with self._lock:
+            shard, service = self._shards.get(number), self.services.get(number)
+            if shard is None or service is None or (only is not None and shard is not only):
+                return None
+            self._shards = {n: each for n, each in self._shards.items() if n != number}
+            self.services = {n: each for n, each in self.services.items() if n != number}
+        self._share_out()
+        return shard, service
+
+    def _share_out(self) -> None:
+        """The shards are others now: nothing that all have in common keeps one that has left."""
+        if self._lender is not None:
+            self._lender.divide_among(self.all_shards())
+        for service in self.all_services()[:1]:
+            self._shares.snapshots = service.snapshots.share
+            self._shares.backups = service.backups.share
 
     def catch_up(self) -> None:
         """Has the shards of this process ask what topics there are, where another has shard 0.
@@ -141,16 +211,15 @@ class Host:
         service = self.services.get(number)
         if service is not None:
             return service
+        self.check_number(number)
+        raise moved(number, self.map.leader(number))
+
+    def check_number(self, number: int) -> None:
+        """Raises `invalid_argument` if there is no such shard."""
         if not 0 <= number < self.shards:
             raise InvalidArgument(
                 f"there is no shard {number}: there are {self.shards}", field=SHARD_NUMBER
             )
-        address = self.map.address(number)
-        where = f"at {address}" if address else "elsewhere"
-        raise Moved(
-            f"shard {number} is {where}",
-            details={"shard": number, "address": address, "epoch": self.map.epoch},
-        )
 
     def service_of(self, header: Header) -> Service:
         """The service that a request is for, by its `shard_number`, which is taken out of it."""
@@ -166,20 +235,30 @@ class Host:
             raise InvalidArgument(f"{SHARD_NUMBER!r} must be a JSON integer", field=SHARD_NUMBER)
         return self.service(number)
 
-    def service_for(self, action: str, header: Header) -> Service:
+    def service_for(self, action: str, header: Header) -> Service | Lobby:
         """As `service_of`, for an action: those about the process needn't name a shard."""
         if action in PROCESS_ACTIONS and header.get(SHARD_NUMBER) is None:
             header.pop(SHARD_NUMBER, None)
             return self.first
         return self.service_of(header)
 
+    @property
+    def numbers(self) -> list[int]:
+        """The shards that this process leads."""
+        return sorted(self.services)
+
     def all_shards(self) -> Sequence[Shard]:
         """The shards of this process, by number."""
-        return [self._shards[number] for number in self.numbers]
+        return [shard for _, shard in sorted(self._shards.items())]
 
     def all_services(self) -> Sequence[Service]:
         """Their services, by number."""
-        return [self.services[number] for number in self.numbers]
+        return [service for _, service in sorted(self.services.items())]
+
+    def note_collection(self, phase: str, info: dict[str, int]) -> None:
+        """The collector of garbage begins or ends: the lowest shard keeps that among its stalls."""
+        for shard in self.all_shards()[:1]:
+            shard.stalls.collector(phase, info)
 
     def subscriptions(self) -> dict[int, Subscription]:
         """The consumers' sessions of all shards, for whoever watches them."""
@@ -200,7 +279,7 @@ class Host:
         if self.shards == 1:
             return {}
         told = {"shards": self.shards, "cluster": self.cluster}
-        return {**told, "map": self.map.to_json(self.shards)}
+        return {**told, "map": self.map.to_json(self.shards, self.services)}
 
     # The end
 
@@ -218,12 +297,14 @@ class Host:
 
     def close(self) -> None:
         """Answers what was handed over, writes last checkpoints, and lets the storages go."""
+        self._moves.await_drops()
         for shard in self.all_shards():
             shard.close()
         self._stop_shared()
 
     def abandon(self) -> None:
         """A shard has failed: nothing is written any more."""
+        self._moves.await_drops()
         for shard in self.all_shards():
             with suppress(FastiError):
                 shard.close(checkpoint=False)
@@ -234,11 +315,8 @@ class Host:
             self.shared.stop()
 
     def wait_ended(self) -> None:
-        """Returns when one of the shards takes nothing any more: closed, or failed for good."""
-        ended = threading.Event()
-        for shard in self.all_shards():
-            shard.when_ended(ended.set)
-        ended.wait()
+        """Returns when one of the shards takes nothing any more, and has not left: closed, or failed."""
+        self._ended.wait()
 
     @property
     def failure(self) -> FastiError | None:
@@ -270,12 +348,18 @@ class OneService:
 class _OfProcess:
     """A placement for what is shared by all shards of a process."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        self._shards = shards
-        self.catalogue = shards[0]
+    def __init__(self, host: Host) -> None:
+        assert host.shared is not None
+        self.settings, self.clock = host.settings, host.shared.clock
+        self._host = host
+
+    @property
+    def catalogue(self) -> Shard:
+        """The lowest. Nothing that is shared asks for it while there is none."""
+        return self.shards()[0]
 
     def shard_of(self, topic: str, partition: int = 0) -> Shard:
         return self.catalogue
 
     def shards(self) -> Sequence[Shard]:
-        return self._shards
+        return self._host.all_shards()

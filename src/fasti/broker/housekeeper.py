@@ -24,7 +24,7 @@ from fasti.core.checkpoint import Plan, ReadUnwritten
 from fasti.core.commands import DropSnapshot, RunsInstalled, Tidy
 from fasti.core.engine import Engine
 from fasti.core.replies import Asked
-from fasti.errors import Closed, StorageFailed, StorageFull
+from fasti.errors import Closed, Moved, StorageFailed, StorageFull
 from fasti.storage.checkpoint import Written
 from fasti.storage.store import ShardStore
 
@@ -190,7 +190,7 @@ class Housekeeper:
             self.last_error = error
             self._give_up_slice_at = self._monotonic() + _RETRY_S
             return True
-        with suppress(Closed):
+        with suppress(Closed, Moved):
             self._shard.submit([loaded], engine)
         self._slices.popleft()
         self._give_up_slice_at = None
@@ -282,6 +282,7 @@ class Housekeeper:
         except BaseException as error:
             self.last_error = error
             self.failures += 1
+            self._shard.recovery.checkpoint_failed(error)
             _log.warning("a checkpoint was given up and will be tried again: %s", error)
             self._retry_at = self._monotonic() + _RETRY_S
             for future in callers:
@@ -337,7 +338,7 @@ class Housekeeper:
         except BaseException:
             # It is to be tried again soon, not when the journal has grown as much once more.
             committer.count_written(grown)
-            with suppress(Closed):
+            with suppress(Closed, Moved):
                 shard.ask(DropSnapshot(plan.snapshot.number), engine).result()
             raise
         snapshots = shard.ask(DropSnapshot(plan.snapshot.number), engine).result()

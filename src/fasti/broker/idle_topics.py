@@ -36,8 +36,12 @@ class IdleTopics:
     """One per broker, in the process of shard 0."""
 
     def __init__(
-        self, service: Service, shards: Sequence[AsksIdle], tell_all: Callable[[], None]
+        self,
+        service: Service,
+        shards: Callable[[], Sequence[AsksIdle]],
+        tell_all: Callable[[], None],
     ) -> None:
+        """`shards` tells the ways to all, shard 0 first: they may lie elsewhere the next time."""
         self._service, self._shard = service, service.placement.catalogue
         self._shards, self._tell_all = shards, tell_all
         self._poller = Poller(service.threads, "fasti-idle-topics", self._poll)
@@ -68,8 +72,9 @@ class IdleTopics:
 
     def delete_now(self) -> None:
         """Asks every shard, and deletes what is idle on all. Raises what the shards raise."""
-        idle = {topic.number: topic for topic in self._read(self._shards[0])}
-        for shard in self._shards[1:]:
+        first, *others = self._shards()
+        idle = {topic.number: topic for topic in self._read(first)}
+        for shard in others:
             if not idle:
                 return
             there = {topic.number for topic in self._read(shard)}

@@ -1,6 +1,6 @@
 """One memory budget for all shards of a process, lent to those that need it.
 
-Each shard begins with an equal part. Now and then the lender looks at what each uses, and when one comes
+Each shard begins with an equal part, and all are given new ones when one comes or leaves. Now and then the lender looks at what each uses, and when one comes
 near to its part, or had to refuse something, all are given new ones: what they use, and of what is free a
 share by need. Parts that shrink are told first, and what their shards really have then is what the others
 can't get; so all parts together, and all that is used, never exceed the budget. An engine takes its part as
@@ -54,7 +54,9 @@ class Lender:
 
     def __init__(self, threads: Threads, budget_bytes: int, shards: Sequence[Shard]) -> None:
         self._budget_bytes, self._shards = budget_bytes, shards
-        self._refusals = [0] * len(shards)
+        # Whether they are others than when the parts were given.
+        self._changed = False
+        self._refusals: dict[Shard, int] = {}
         self._poller = Poller(threads, "fasti-memory", self._poll, parks=False)
 
     def start(self) -> None:
@@ -66,24 +68,34 @@ class Lender:
         """Parts stay as they are."""
         self._poller.stop()
 
+    def divide_among(self, shards: Sequence[Shard]) -> None:
+        """A shard has come or left: these share the budget from now on. Any thread."""
+        self._shards, self._changed = shards, True
+        self._poller.wake()
+
     def _poll(self) -> float:
-        used = [shard.engine.memory.used_bytes for shard in self._shards]
-        needs, hungry = list(used), False
-        for place, shard in enumerate(self._shards):
+        shards, hungry, self._changed = self._shards, self._changed, False
+        self._refusals = {shard: self._refusals.get(shard, 0) for shard in shards}
+        used = [shard.engine.memory.used_bytes for shard in shards]
+        needs = list(used)
+        for place, shard in enumerate(shards):
             memory = shard.engine.memory
-            if memory.refusals != self._refusals[place]:
+            if memory.refusals != self._refusals[shard]:
                 # It needs more than its part, which may be small.
-                self._refusals[place] = memory.refusals
+                self._refusals[shard] = memory.refusals
                 needs[place] = max(needs[place], 2 * memory.budget_bytes)
                 hungry = True
             hungry = hungry or used[place] > memory.budget_bytes * _HUNGRY
-        if hungry:
+        # Unless they are others by now: then it looks again at once.
+        if hungry and shards is self._shards:
             self.lend(needs)
         return _LOOK_S
 
     def lend(self, needs: Sequence[int]) -> None:
         """Divides anew, by what each needs."""
         shards = self._shards
+        if len(shards) != len(needs) or not shards:
+            return
         used = [shard.engine.memory.used_bytes for shard in shards]
         parts = divide(self._budget_bytes, used, needs)
         least = int(self._budget_bytes * _WORTHWHILE)

@@ -11,11 +11,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from fasti.broker.clock import EngineClock
     from fasti.broker.shard import Shard
+    from fasti.config import ShardSettings
 
 
 class Placement(Protocol):
     """Where the topics of a broker are."""
+
+    @property
+    def settings(self) -> ShardSettings:
+        """The same for all shards, as is the clock."""
+
+    @property
+    def clock(self) -> EngineClock: ...
 
     @property
     def catalogue(self) -> Shard:
@@ -33,6 +42,14 @@ class OneShard:
 
     def __init__(self, shard: Shard) -> None:
         self.catalogue = shard
+
+    @property
+    def settings(self) -> ShardSettings:
+        return self.catalogue.settings
+
+    @property
+    def clock(self) -> EngineClock:
+        return self.catalogue.clock
 
     def shard_of(self, topic: str, partition: int = 0) -> Shard:
         return self.catalogue

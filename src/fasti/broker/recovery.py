@@ -5,6 +5,11 @@ answers `unknown` (or `storage_full`, if nothing of it was written). The new eng
 manifest and the journal as far as it was synced. Consumers' credits go with the engine; their sessions
 raise `closed` when they next receive, and may lease again.
 
+A storage that raises `fenced` says that another process leads the shard, and that nothing happened of what it
+was to append or sync. Where shards move (`Shard.whereabouts`) nothing is loaded again then: all that is
+not durable answers `moved`, which is definite, and the shard ends. Its process goes on without it (host.py).
+Everywhere else it is a failure like any other.
+
 It is done in pieces, in turns of the sequencer, which decides nothing meanwhile.
 """
 
@@ -16,7 +21,15 @@ from typing import TYPE_CHECKING
 
 from fasti.broker.committer import Work
 from fasti.broker.sequencer import full_disk
-from fasti.errors import FastiError, OutcomeUnknown, StorageFailed, StorageFull
+from fasti.broker.shard_map import Leader
+from fasti.errors import (
+    FastiError,
+    Fenced,
+    NoQuorum,
+    OutcomeUnknown,
+    StorageFailed,
+    StorageFull,
+)
 from fasti.model import back_off
 
 if TYPE_CHECKING:
@@ -51,31 +64,73 @@ class Recovery:
         unproven = self._failures_in_a_row > 0 and not self._shard.committer.committed
         return self.failure is not None or (lately and unproven)
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another process leads the shard, and this one lets it go."""
+        return self._is_fence(self.failure)
+
+    def _is_fence(self, error: BaseException | None) -> bool:
+        """Where it is decided that a shard is dropped, and not recovered: by what its storage raised."""
+        return isinstance(error, Fenced) and self._shard.whereabouts is not None
+
+    def note(self, error: FastiError) -> None:
+        """What it has to recover from; one that is fenced stays so. With the sequencer's lock held."""
+        if not self.is_fenced:
+            self.failure = error
+        if self._is_fence(error):
+            self._leave()
+
+    def _leave(self) -> None:
+        """Who leads the shard now may be known by now, or not."""
+        shard = self._shard
+        if shard.elsewhere is None:
+            leader = shard.whereabouts() if shard.whereabouts is not None else Leader(0, None)
+            shard.elsewhere = leader if leader.epoch > shard.epoch else Leader(shard.epoch, None)
+
+    def checkpoint_failed(self, error: BaseException) -> None:
+        """A manifest that another process has replaced fences as a journal does. The housekeeper's turn."""
+        if isinstance(error, Fenced) and self._is_fence(error):
+            self._shard.sequencer.fail(error)
+
     def journal_failed(self, error: FastiError, undone: list[Work]) -> None:
         """No caller whose work is not durable is told ok. The committer's turn."""
         requests = [request for work in undone for request in work.requests]
         full = isinstance(error, StorageFull)
         sequencer = self._shard.sequencer
+        if self._is_fence(error):
+            self._leave()
         try:
             for request in requests:
                 if not request.answer.done():
-                    unknown = OutcomeUnknown(f"storage failed: {error}")
-                    request.answer.set_exception(full_disk(error) if full else unknown)
+                    request.answer.set_exception(self._undone(error))
             if full:
                 sequencer.note_full(sum(request.size_bytes for request in requests))
         finally:
             sequencer.fail(error)
 
+    def _undone(self, error: FastiError) -> FastiError:
+        """What is told of a request that was decided, and is not durable."""
+        if self._is_fence(error):
+            return self._shard.end_error()
+        if isinstance(error, StorageFull):
+            return full_disk(error)
+        return OutcomeUnknown(f"storage failed: {error}")
+
     # The sequencer's turn
 
     def seconds_left(self, closing: bool) -> float | None:
         """With its lock. Longer each time that nothing was written since the last recovery."""
+        if self.is_fenced:
+            return 0.0
         if self._reopen is None:
             return None if self._shard.housekeeper.is_finishing else 0.0
         return 0.0 if closing else self._reopen[1] - self._monotonic()
 
     def go_on(self) -> bool:
         """One piece: drops the engine, then loads it again; False if that can't be done."""
+        if self.is_fenced:
+            self._shard.committer.stop()
+            return False
         if self._reopen is not None:
             return self._open_again(self._reopen[0])
         self._shard.committer.stop()
@@ -108,9 +163,10 @@ class Recovery:
             self.failure = error
             self._failures_in_a_row += 1
             self._plan_reopening(synced)
-            return self._failures_in_a_row <= _FAILURES_MAX
+            # Servers that keep it may be away for hours, and nothing here is broken.
+            return isinstance(error, NoQuorum) or self._failures_in_a_row <= _FAILURES_MAX
         except Exception as error:
-            self.failure = error if isinstance(error, FastiError) else FastiError(repr(error))
+            self.note(error if isinstance(error, FastiError) else FastiError(repr(error)))
             return False
         shard.sequencer.opened()
         shard.feed.reset()

@@ -118,9 +118,9 @@ class Sequencer:
             self._wakeup.notify()
 
     def fail(self, error: FastiError) -> None:
-        """The shard has to recover from this."""
+        """The shard has to recover from this, unless it is fenced."""
         with self._wakeup:
-            self._recovery.failure = error
+            self._recovery.note(error)
             self._wakeup.notify()
 
     def note_full(self, size_bytes: int) -> None:
@@ -133,6 +133,8 @@ class Sequencer:
             self.closing = True
             self._wakeup.notify()
         self._driver.join()
+        # The threads of a process outlive its shards.
+        self._shard.threads.remove(self._produced)
 
     def when_ended(self, tell: Callable[[], None]) -> None:
         """Calls `tell` in its last turn; at once if that was."""
@@ -150,10 +152,10 @@ class Sequencer:
         """In its turn: there is progress again."""
         self._driver.busy()
 
-    def _is_closed(self) -> Closed:
+    def _is_closed(self) -> FastiError:
         if self._recovery.failure is not None:
-            return Closed(f"the shard could not recover: {self._recovery.failure}")
-        return Closed("the shard is closed")
+            return self._shard.end_error(f"the shard could not recover: {self._recovery.failure}")
+        return self._shard.end_error()
 
     # The turn
 

@@ -47,7 +47,9 @@ from fasti.errors import (
     FastiError,
     InternalError,
     InvalidArgument,
+    Moved,
     NotFound,
+    StorageFailed,
     Unavailable,
 )
 from fasti.model import TopicSettings
@@ -121,6 +123,8 @@ class Service:
         self.listings = Listings(self)
         self.routes = RouteBook(placement)
         self.stopping = False
+        # Set when the shard has left this process: what its sessions are told.
+        self.moved: Moved | None = None
         # Whether control calls leave a line in the log: not those of a broker that warms up.
         self.logs_control = True
         self.kv = KvReads(self)
@@ -170,11 +174,16 @@ class Service:
                 answer = carry_out(self, caller, requests.check_version(header), list(parts))
             else:
                 answer = self._carry_out(carry_out, caller, header, parts)
-        except FastiError as error:
+        except Exception as raised:
+            error = _reason(raised, self.placement.catalogue)
+            if error is None:
+                raise
             self.metrics.refused(action, error.code, caller.name)
             if self.logs_control:
                 control.log_failed(action, caller, header, error)
-            raise
+            if error is raised:
+                raise
+            raise error from raised
         if self.logs_control:
             control.log_done(action, caller, header, answer[0])
         return answer
@@ -222,7 +231,7 @@ class Service:
         """A stream of small calls, for as long as the block takes. `route` finds the service of each."""
         with self._counted(caller, descriptor):
             _, rest = self._opened_as(descriptor, (CallStream.call,))
-            opened = CallStream(self, caller, rest, route)
+            opened = CallStream(route or (lambda action, header: self), caller, rest)
             self.shares.call_streams.take(caller)
         try:
             yield opened
@@ -245,6 +254,8 @@ class Service:
         # A stop or a deletion at this moment told all sessions but this one.
         if self.stopping:
             session.stop(_STOPPING)
+        elif self.moved is not None:
+            session.stop(self.moved)
         elif session.topic and not self._has_topic(session.topic):
             session.stop(_deleted(session.topic))
         return session
@@ -332,10 +343,14 @@ class Service:
     def begin_stopping(self) -> None:
         """Nothing new is taken; sessions are told, so that consumers look for another broker."""
         self.stopping = True
+        self.end_sessions(_STOPPING)
+
+    def end_sessions(self, error: FastiError) -> None:
+        """All that are open are told why."""
         with self._sessions_lock:
             sessions = list(self._sessions)
         for session in sessions:
-            session.stop(_STOPPING)
+            session.stop(error)
 
     def topic_gone(self, topic: str) -> None:
         """The topic was deleted: the sessions that wait for its messages are told."""
@@ -360,6 +375,8 @@ class Service:
         `engine` is the one that the stream began with. What the same messages would do to the next
         stream too is not to be repeated.
         """
+        if shard.elsewhere is not None:
+            return shard.end_error()
         recovers = shard.failure is not None or engine not in (None, shard.engine)
         if isinstance(error, (FastiError, OSError)) or recovers or self.stopping:
             return Closed(f"the session failed: {error}")
@@ -427,6 +444,17 @@ class Service:
         with suppress(FastiError):
             shard.submit([]).result()
         return topics
+
+
+def _reason(error: Exception, shard: Shard) -> FastiError | None:
+    """What a caller is told of it; None of a fault, which is the door's to tell.
+
+    A shard that left took its storage along, and with it what a call was about to read.
+    """
+    of_storage = isinstance(error, (Closed, StorageFailed)) or not isinstance(error, FastiError)
+    if shard.elsewhere is not None and of_storage:
+        return shard.end_error()
+    return error if isinstance(error, FastiError) else None
 
 
 def _consumed(session: Exchange) -> str:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from fasti.broker.reading import MOVED, fetch
 from fasti.core.commands import Detach, Lease, Target
 from fasti.core.replies import ConsumerReplaced, Deliver
-from fasti.errors import Closed, Corruption, Fenced
+from fasti.errors import Closed, Corruption, Fenced, Moved
 from fasti.model import Outcome, State
 from fasti.storage.runs import PAYLOAD_SCHEMA
 from fasti.storage.stored_rows import SmallFrame
@@ -78,7 +78,9 @@ class Session:
         except Empty:
             return None
         if arrived is None:
-            raise Closed("the session was lost when the shard recovered or ended: lease again")
+            raise self._shard.end_error(
+                "the session was lost when the shard recovered or ended: lease again"
+            )
         if isinstance(arrived, ConsumerReplaced):
             raise arrived.error or Fenced(f"another session took the name {arrived.consumer!r}")
         delivery = self.join(arrived.leased)
@@ -141,7 +143,7 @@ class Session:
     def close(self) -> None:
         """Waits for nothing any more; leases stay until they are used or expire."""
         self._shard.sessions.pop(self.number, None)
-        with suppress(Closed):
+        with suppress(Closed, Moved):
             self._shard.call(Detach(self.number))
 
     def arrive(self, leased: Deliver, commit: Commit) -> None:

@@ -41,6 +41,7 @@ from fasti.broker.room import Room
 from fasti.broker.scrubber import Scrubber
 from fasti.broker.sequencer import Sequencer
 from fasti.broker.session import Session
+from fasti.broker.shard_map import Leader, moved
 from fasti.broker.shared_parts import SharedParts
 from fasti.broker.stalls import Stalls
 from fasti.config import ShardSettings
@@ -58,7 +59,7 @@ from fasti.core.replies import (
     SessionDoubted,
 )
 from fasti.core.sinks.commands import SinkChanged
-from fasti.errors import FastiError, TimedOut
+from fasti.errors import Closed, FastiError, TimedOut
 from fasti.protocol.feed_name import FeedName
 from fasti.runtime import Runtime
 from fasti.storage.storage_engine import StorageEngine
@@ -83,6 +84,12 @@ class Shard:
     ) -> None:
         """`shared` is what it has in common with the other shards of its process."""
         self.place = place
+        # Under which this process leads it.
+        self.epoch = 1
+        # Set where another process may lead it while this one lives: who does, as far as is known.
+        self.whereabouts: Callable[[], Leader] | None = None
+        # Set when it leaves this process: who leads it now. What is not admitted yet answers `moved` then.
+        self.elsewhere: Leader | None = None
         # It stays, whatever becomes of the journal.
         self.name = name or str(place.number)
         self.settings = settings or ShardSettings()
@@ -150,8 +157,10 @@ class Shard:
             if self.memory_bytes is not None:
                 self.engine.memory.budget_bytes = self.memory_bytes
             if cut_after is None:
-                expected_us = clock_record.expected_us(self.store.storage, self._machine)
-                self.clock.begin_at(self.engine.state.last_at_us, expected_us)
+                last_us = self.engine.state.last_at_us
+                if not (self.shared.serves and self.shared.wait_until(last_us)):
+                    expected_us = clock_record.expected_us(self.store.storage, self._machine)
+                    self.clock.begin_at(last_us, expected_us)
                 self.record_clock()
             self._warn_of_copy()
             self.engine.start(self.ticks.now())
@@ -324,6 +333,10 @@ class Shard:
     def failed(self) -> bool:
         """Whether it has given up: nothing will be answered any more."""
         return self.sequencer.stopped and self.recovery.failure is not None
+
+    def end_error(self, why: str = "the shard is closed") -> FastiError:
+        """What is told when it has ended here: where it is, or why it is closed."""
+        return Closed(why) if self.elsewhere is None else moved(self.place.number, self.elsewhere)
 
     def lose_sessions(self) -> None:
         """The engine that knew them is gone."""

@@ -14,6 +14,9 @@ from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.runtime import Runtime, SystemRuntime
 
+# The most that a shard waits for the clock before it begins.
+_CATCH_UP_S = 1.0
+
 
 class SharedParts:
     """Made before the first shard is opened, stopped behind the last."""
@@ -32,10 +35,22 @@ class SharedParts:
         self.journals = JournalBudget(settings)
         # One checkpoint and one scrub at a time: their paces are the disk's.
         self.checkpoints, self.scrubs = OneAtATime(), OneAtATime()
+        # Whether the first shards are open: callers go by the clock from then on.
+        self.serves = False
 
     def start(self) -> None:
         """The watchdog begins."""
+        self.serves = True
         self.threads.start()
+
+    def wait_until(self, at_us: int) -> bool:
+        """For a shard that comes from a process whose clock was ahead: returns when this one is as far.
+
+        It is not set: the shards that are here were promised that it doesn't leap. False if it is too far.
+        """
+        while 0 < (wait_s := self.clock.seconds_until(at_us)) <= _CATCH_UP_S:
+            self.runtime.sleep(wait_s)
+        return wait_s <= 0
 
     def stop(self) -> None:
         """When no shard is open any more."""

@@ -39,7 +39,7 @@ import numpy as np
 
 from fasti.broker.caller import Caller
 from fasti.core.queries import ReadLeases
-from fasti.errors import Closed, Overloaded
+from fasti.errors import Closed, Moved, Overloaded
 
 if TYPE_CHECKING:
     from fasti.broker.placement import Placement
@@ -228,11 +228,18 @@ class Shares:
     leases: LeaseShare
 
     def __init__(self, placement: Placement) -> None:
-        settings = placement.catalogue.settings
+        settings = placement.settings
+        self.placement = placement
         self._limits = settings.limits
 
         def topics() -> Container[str]:
             return ChainMap(*(shard.engine.state.by_name for shard in placement.shards()))
+
+        def sinks() -> Container[str]:
+            return ChainMap(*(shard.engine.state.sinks.all for shard in placement.shards()))
+
+        def stages() -> Container[str]:
+            return ChainMap(*(shard.engine.state.stages for shard in placement.shards()))
 
         self.sessions = CountedShare(self.bound("open sessions", "sessions_max"))
         self.intakes = CountedShare(self.bound("open produce streams", "intakes_max"))
@@ -244,13 +251,8 @@ class Shares:
         self.inbox_rows = CountedShare(Bound(*rows, self._limits.caller_share))
         self.topics = NameShare(self.bound("topics", "topics_max"), topics)
         self.inboxes = NameShare(self.bound("inboxes", "inboxes_max"), topics)
-        catalogue = placement.catalogue
-        self.sinks = NameShare(
-            self.bound("sinks", "sinks_max"), lambda: catalogue.engine.state.sinks.all
-        )
-        self.stages = NameShare(
-            self.bound("stages", "stages_max"), lambda: catalogue.engine.state.stages
-        )
+        self.sinks = NameShare(self.bound("sinks", "sinks_max"), sinks)
+        self.stages = NameShare(self.bound("stages", "stages_max"), stages)
 
     def bound(self, what: str, field: str) -> Bound:
         """The limit that the settings have under this name."""
@@ -302,10 +304,10 @@ class LeaseShare(Share):
     """The leases of all callers."""
 
     def __init__(self, placement: Placement) -> None:
-        settings = placement.catalogue.settings
+        settings = placement.settings
         percent = settings.limits.caller_share
         super().__init__(Bound("leases", "leases_max", settings.leases_max, percent))
-        self._placement, self._clock = placement, placement.catalogue.clock
+        self._placement, self._clock = placement, placement.clock
         self._sessions: dict[str, set[SessionCredit]] = {}
         self._credit: Counter[str] = Counter()
         self._callers: dict[Name, str] = {}
@@ -402,7 +404,10 @@ class LeaseShare(Share):
         counts: Counter[str] = Counter()
         alive: set[Name] = set()
         for shard in self._placement.shards():
-            pairs, names = shard.ask(ReadLeases(list(callers))).result()
+            try:
+                pairs, names = shard.ask(ReadLeases(list(callers))).result()
+            except Moved:
+                continue  # It has left this process.
             distinct, numbers = np.unique(pairs, return_counts=True)
             for pair, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
                 if pair in names:

@@ -26,6 +26,7 @@ from fasti.errors import FastiError
 # Each is `app` in the module of its name, a group, or a function of its name.
 COMMANDS = {
     "serve": "Serve a data directory to clients until a signal ends it.",
+    "cluster": "Brokers that take over from each other: how they are, and all of them on this machine.",
     "run": "Run the handlers of an app until SIGTERM or Ctrl-C.",
     "produce": "Put messages into a topic, due now or at a time.",
     "consume": "Print what is ready, acknowledge it, and end; with `-f` go on until Ctrl-C.",

@@ -55,6 +55,7 @@ ERROR_EXITS: dict[str, int] = {
     "newer_format": 34,
     "locked": 35,
     "clock_behind": 36,
+    "no_quorum": 37,
 }
 
 

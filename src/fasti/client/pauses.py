@@ -11,7 +11,10 @@ _FIRST_S, _MAX_S = 0.02, 2.0
 
 # Errors that may be over soon: connect again. User code is told of all others.
 PASSING = frozenset(
-    {"overloaded", "storage_full", "unknown", "unavailable", "closed", "timed_out", "moved"}
+    {
+        *("overloaded", "storage_full", "no_quorum", "unknown"),
+        *("unavailable", "closed", "timed_out", "moved"),
+    }
 )
 
 

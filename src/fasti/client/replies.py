@@ -39,7 +39,7 @@ logger = logging.getLogger("fasti.client")
 REPLY_TO, CORRELATION_ID, DEADLINE = "reply_to", "correlation_id", "deadline_us"
 RESERVED = (REPLY_TO, CORRELATION_ID, DEADLINE)
 
-_AGAIN = {"overloaded", "storage_full", "unknown", "unavailable", "timed_out"}
+_AGAIN = {"overloaded", "storage_full", "unknown", "unavailable", "timed_out", "moved"}
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
 # For so long one is tried again while the broker is full or away.
 _TRIED_S = 120.0

@@ -23,6 +23,7 @@ from fasti.broker.caller import PEER, Caller, caller_from
 from fasti.broker.calls.call_stream import SCHEMA, CallStream
 from fasti.broker.calls.requests import check_columns
 from fasti.broker.host import SHARD_NUMBER, Host, OneService
+from fasti.broker.lobby import Lobby
 from fasti.broker.logs import fields
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
@@ -86,7 +87,7 @@ class FlightDoor(fl.FlightServerBase):
         prepare_grpc()
         # Which service a call is for, and the one that answers for all.
         shards = service if isinstance(service, Host) else OneService(service)
-        self._shards, service = shards, shards.first
+        self._shards = shards
         scheme = "grpc+tls" if tls else "grpc"
         shown = f"[{host}]" if ":" in host else host
         super().__init__(
@@ -96,7 +97,7 @@ class FlightDoor(fl.FlightServerBase):
             root_certificates=client_ca,
             middleware=self._middleware(credentials, shards.metrics, inside),
         )
-        self._service = service
+        self._service: Service | Lobby = shards.first
         self._guard = guard
         self._advertise = f"grpc+{'tls' if tls else 'tcp'}://{advertise}" if advertise else ""
 
@@ -458,7 +459,7 @@ def _guarded(
 
 
 @contextmanager
-def _refusals(service: Service) -> Iterator[None]:
+def _refusals(service: Service | Lobby) -> Iterator[None]:
     """Our errors as Flight's. Others that come from a stream that broke pass as they are."""
     try:
         yield

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fasti.broker.host import Host
 from fasti.broker.liveness import Liveness
@@ -49,6 +49,9 @@ from fasti.settings.load import ServeSettings
 from fasti.settings.peers import PeerMap
 from fasti.settings.values import Address
 from fasti.storage.directory import shard_storages
+
+if TYPE_CHECKING:
+    from fasti.doors.cluster_process import ClusterProcess
 
 _log = logging.getLogger("fasti.broker")
 
@@ -76,6 +79,8 @@ class Broker:
         self._liveness: Liveness
         self._http: HttpChild | None = None
         self._inner: InnerDoor | None = None
+        # In a cluster.
+        self._cluster: ClusterProcess | None = None
         # With other processes beside this one.
         self._folder: PeerFolder | None = None
         self._links: PeerLinks | None = None
@@ -105,6 +110,8 @@ class Broker:
             self.host.abandon()
             raise
         listen = Address(settings.listen.host, self._door.port)
+        if self._cluster is not None:
+            self._cluster.join(self.host, listen)
         if listener is not None:
             token = credentials.add("fasti-http") if credentials else ""
             if client_ca is not None:
@@ -116,11 +123,20 @@ class Broker:
 
     def _open(self) -> float:
         begin = time.monotonic()
+        self.host = (
+            self._host_of_directory() if self._settings.cluster is None else self._host_of_cluster()
+        )
+        # A sequencer that sleeps until something is due must learn that it is due already.
+        watch_settings(self._wake, self.host.threads)
+        self.metrics.recovery_seconds = time.monotonic() - begin
+        return self.metrics.recovery_seconds
+
+    def _host_of_directory(self) -> Host:
         settings = self._settings
         folders, storages = shard_storages(
             settings.data, settings.shards, settings.serve_shards, settings.clone
         )
-        self.host = Host(
+        host = Host(
             storages,
             settings.shard,
             shards=folders.shards,
@@ -128,19 +144,24 @@ class Broker:
             metrics=self.metrics,
         )
         if settings.peers is not None:
-            self._join(settings.peers)
-        # A sequencer that sleeps until something is due must learn that it is due already.
-        watch_settings(self._wake, self.host.threads)
-        self.metrics.recovery_seconds = time.monotonic() - begin
-        return self.metrics.recovery_seconds
+            self._join(host, settings.peers)
+        return host
 
-    def _join(self, peers: PeerMap) -> None:
+    def _host_of_cluster(self) -> Host:
+        # Imported late: most brokers are in none.
+        from fasti.doors.cluster_process import ClusterProcess
+
+        self._cluster = ClusterProcess(self._settings)
+        return self._cluster.make_host(self.metrics)
+
+    def _join(self, host: Host, peers: PeerMap) -> None:
         """There are other processes: clients are told where, and shards can ask them."""
         numbers = range(peers.shards)
-        self.host.map = ShardMap({n: str(peers.place_of(n).address) for n in numbers})
+        host.map = ShardMap({n: str(peers.place_of(n).address) for n in numbers})
+        host.address = host.map.address(host.numbers[0])
         self._folder = PeerFolder(self._settings.data)
         self._links = PeerLinks(self._folder, peers)
-        self.host.peers = self._links
+        host.peers = self._links
 
     def _wake(self) -> None:
         self.host.clock.now_us()
@@ -193,6 +214,8 @@ class Broker:
         self.host.begin_stopping()
         self.host.close_services()
         self._liveness.stop()
+        if self._cluster is not None:
+            self._cluster.leave()
         # Calls that are under way end here; streams of clients that don't react would never.
         ended = threading.Thread(target=self._stop_doors, name="fasti-flight-stop", daemon=True)
         ended.start()
@@ -221,6 +244,8 @@ class Broker:
             self._inner.stop()
         if self._links is not None:
             self._links.close()
+        if self._cluster is not None:
+            self._cluster.close()
 
 
 def serve(
@@ -244,7 +269,7 @@ def serve(
     for shard in broker.host.all_shards():
         _log_recovery(shard, started.recovery_seconds, broker.host.shards)
     _spare_the_collector()
-    gc.callbacks.append(broker.host.all_shards()[0].stalls.collector)
+    gc.callbacks.append(broker.host.note_collection)
     asks.listen_to_signals()
     asks.when_ended(broker.host.wait_ended, _FAILED)
     if until_stdin_ends:

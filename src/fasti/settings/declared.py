@@ -14,6 +14,7 @@ from typing import Any
 
 from fasti.config import Durability, GuardSettings, ShardSettings
 from fasti.model import Limits
+from fasti.settings.cluster import NatsUrls, Word
 from fasti.settings.peers import SHARDS_MAX, Peers, ShardNumbers
 from fasti.settings.values import (
     Address,
@@ -129,6 +130,48 @@ BROKER: tuple[Setting, ...] = (
         ShardNumbers(),
         None,
         "With `peers`: the shards of this process, as the map has them. Without it, those at the address of `advertise` or `listen`.",
+    ),
+    Setting(
+        "cluster",
+        Word(),
+        None,
+        "The cluster to join, by its name. Its messages are kept by NATS JetStream, in streams whose names begin with this one. `shards` is fixed when the first broker makes the cluster, 12 if nothing is said then; `data` has a cache only.",
+    ),
+    Setting(
+        "nats",
+        NatsUrls(),
+        None,
+        "With `cluster`: the NATS servers, like `nats://10.0.0.1:4222,nats://10.0.0.2:4222`.",
+    ),
+    Setting(
+        "nats_replicas",
+        WholeNumber(most=5),
+        3,
+        "With `cluster`: how many NATS servers keep each stream. 1 survives no lost server.",
+    ),
+    Setting(
+        "nats_journal_size",
+        Size(least=64 << 20),
+        1 << 30,
+        "With `cluster`: how much of the journal NATS keeps of each shard at most, on each of its servers. They must have room for it for all shards. The same for all brokers of a cluster.",
+    ),
+    Setting(
+        "nats_credentials",
+        FilePath(),
+        None,
+        "With `cluster`: a file of credentials (`.creds`) for NATS.",
+    ),
+    Setting(
+        "nats_ca",
+        FilePath(),
+        None,
+        "With `cluster`: a file of certificates; NATS is reached by TLS, and its servers are checked against them.",
+    ),
+    Setting(
+        "broker_name",
+        Word(),
+        None,
+        "With `cluster`: this broker's name, which no other broker of the cluster has. Without it, its address.",
     ),
     Setting(
         "listen",

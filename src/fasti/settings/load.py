@@ -18,6 +18,7 @@ from typing import Any
 from fasti.config import Durability, GuardSettings, ShardSettings
 from fasti.errors import FastiError, InvalidArgument
 from fasti.model import Limits
+from fasti.settings import cluster
 from fasti.settings.declared import BROKER, BY_KEY, GUARD, LIMITS, SETTINGS, SHARD
 from fasti.settings.peers import PeerMap, ProcessPlace, show_shards
 from fasti.settings.values import Address
@@ -49,6 +50,14 @@ class ServeSettings:
     peers: PeerMap | None
     # The shards of this process; None for all of them.
     serve_shards: tuple[int, ...] | None
+    # The cluster to join; None: the data directory has it all.
+    cluster: str | None
+    nats: tuple[str, ...] | None
+    nats_replicas: int
+    nats_journal_size: int
+    nats_credentials: Path | None
+    nats_ca: Path | None
+    broker_name: str | None
     listen: Address
     advertise: Address | None
     http: Address | None
@@ -114,6 +123,7 @@ def own_place(values: Mapping[str, Any]) -> ProcessPlace | None:
     return peers.place_at(values["advertise"], values["listen"])
 
 
+_FILES = ("tls_cert", "tls_key", "tls_client_ca", "credentials", "nats_credentials", "nats_ca")
 _OWN = tuple(setting.key for setting in BROKER if setting.key != "stop_within")
 
 
@@ -193,7 +203,9 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
             sources["advertise"], f"{advertise} is not an address that a client can connect to"
         )
     yield from _contradictions_of_processes(values, sources)
-    for key in ("tls_cert", "tls_key", "tls_client_ca", "credentials"):
+    for key, why in cluster.contradictions(values):
+        yield WrongSetting(sources[key], why)
+    for key in _FILES:
         if values[key] is not None and (reason := _unreadable(values[key])):
             yield WrongSetting(sources[key], f"{values[key]}: {reason}")
     if values["inbox_rows_max"] < values["limits.batch_rows_max"]:

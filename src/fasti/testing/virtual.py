@@ -154,7 +154,7 @@ class VirtualBroker:
             threaded=False,
         )
         # The only ones, or those of the catalogue.
-        self.shard, self.service = self.host.all_shards()[0], self.host.first
+        self.shard, self.service = self.host.all_shards()[0], self.host.all_services()[0]
         self._schedulers = [each for s in self.host.all_services() for each in s.schedulers]
         self.clock = VirtualTime(self.machine, self.shard.clock)
         self._clients: list[Client] = []

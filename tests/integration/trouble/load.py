@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import fasti
-from fasti.broker.launch import BrokerProcess
 from tests.integration.trouble.rig import Crew
 from tests.integration.trouble.verdict import Ledger
 
@@ -58,7 +57,14 @@ def await_drained(workers: Crew, client: fasti.Client) -> None:
     workers.book.wait(drained, 60.0, "nothing scheduled, ready or leased")
 
 
-def finish(workers: Crew, broker: BrokerProcess, others_names: str = "-") -> Ledger:
+class Served(Protocol):
+    """A broker, or several of them."""
+
+    @property
+    def address(self) -> str: ...
+
+
+def finish(workers: Crew, broker: Served, others_names: str = "-") -> Ledger:
     """Producers end, consumers go on until nothing is owed, then the broker's own counts agree."""
     workers.book.wait_for("acked", count=ACKS, timeout=60.0)
     senders = [each for each in workers.workers if not each.who.startswith("consumer")]

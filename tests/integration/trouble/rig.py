@@ -19,6 +19,11 @@ ROOT = Path(__file__).parents[3]
 END_S = 60.0
 
 
+def _python_path() -> str:
+    """The tests, and whatever the test itself was told: it may be about another checkout's Fasti."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 class Worker:
     """A process that runs one of the workers' modules and tells facts."""
 
@@ -36,7 +41,7 @@ class Worker:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"},
+            env={**os.environ, "PYTHONPATH": _python_path(), "PYTHONFAULTHANDLER": "1"},
         )
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=book.read, args=(self._process.stdout,), daemon=True)

@@ -27,6 +27,7 @@ class ByName:
 
     def __init__(self, near: Shard, far: Shard) -> None:
         self.catalogue, self.far = near, far
+        self.settings, self.clock = near.settings, near.clock
 
     def shard_of(self, topic: str, partition: int = 0) -> Shard:
         return self.far if topic.startswith("far") else self.catalogue

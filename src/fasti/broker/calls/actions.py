@@ -60,12 +60,13 @@ if TYPE_CHECKING:
 def _hello(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
+    shards = service.placement.shards()
     told = {
         "server": version("fasti"),
         "protocol": VERSION,
         **service.clock.told(),
         "limits": asdict(service.limits),
-        "shard": str(service.placement.catalogue.feed_name),
+        "shard": str(shards[0].feed_name) if shards else None,
     }
     return told if service.host is None else {**told, **service.host.hello()}, []
 
@@ -107,6 +108,15 @@ def _metrics(service: Service, caller: Caller, header: Header, parts: Parts) -> 
     if service.host is not None:
         return {"text": service.host.metrics_text()}, []
     return {"text": "".join(map(service.metrics.text, service.placement.shards()))}, []
+
+
+def _cluster(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
+    requests.checked(header)
+    none(parts)
+    view = None if service.host is None else service.host.cluster_view
+    if view is None:
+        raise InvalidArgument("this broker is not in a cluster")
+    return view(), []
 
 
 def _checkpoint(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -386,6 +396,7 @@ ACTIONS: dict[str, Action] = {
     "accept_clock": _accept_clock,
     "health": _health,
     "metrics": _metrics,
+    "cluster": _cluster,
     "checkpoint": _checkpoint,
     "scrub": _scrub,
     "scrub_status": _scrub_status,

@@ -8,24 +8,30 @@ are `Quick` may be called here, and all else about them (checks, shares, metrics
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.actions import ACTIONS
-from fasti.broker.calls.requests import Header, Quick
+from fasti.broker.calls.requests import Answer, Header, Quick
 from fasti.errors import FastiError, InvalidArgument
 from fasti.protocol.envelope import dump, pack, unpack
 from fasti.protocol.problems import error_to_json
 
-if TYPE_CHECKING:
-    from fasti.broker.service import Service
 
-# Which service a request is for: by its action and its header.
-Route = Callable[[str, Header], "Service"]
+class Answers(Protocol):
+    """What carries actions out: a service, or the lobby of a process."""
+
+    def call(
+        self, caller: Caller, action: str, header: Header, parts: Sequence[pa.Table] = ()
+    ) -> Answer: ...
+
+
+# Who answers a request: by its action and its header.
+Route = Callable[[str, Header], Answers]
 # All that travels is metadata.
 SCHEMA = pa.schema([])
 QUICK = sorted(name for name, action in ACTIONS.items() if isinstance(action, Quick))
@@ -38,11 +44,9 @@ class CallStream:
     call = "calls"
     greeting = _GREETING
 
-    def __init__(
-        self, service: Service, caller: Caller, descriptor: Header, route: Route | None = None
-    ) -> None:
+    def __init__(self, route: Route, caller: Caller, descriptor: Header) -> None:
         requests.checked(descriptor)
-        self._service, self._caller, self._route = service, caller, route
+        self._route, self._caller = route, caller
 
     def answer(self, body: pa.Buffer | None) -> bytes:
         """The answer to a request, which may be its error."""
@@ -53,7 +57,7 @@ class CallStream:
             action = header.pop("action", None)
             if not isinstance(ACTIONS.get(action) if type(action) is str else None, Quick):
                 raise InvalidArgument(f"{action!r} can't be called on a stream", field="action")
-            service = self._service if self._route is None else self._route(action, header)
-            return pack(*service.call(self._caller, action, header, parts))
+            answers = self._route(action, header)
+            return pack(*answers.call(self._caller, action, header, parts))
         except FastiError as error:
             return pack({"error": error_to_json(error)})

@@ -24,7 +24,8 @@ _log = logging.getLogger("fasti.broker.control")
 # What only looks, and what producers, consumers, sinks and readers do all day.
 _DAILY = frozenset(
     (
-        *("hello", "clock", "health", "metrics", "topic", "topics", "get", "count", "forecast"),
+        *("hello", "clock", "health", "metrics", "cluster"),
+        *("topic", "topics", "get", "count", "forecast"),
         *("bindings", "consumers", "count_dead", "dead", "feed", "groups", "kv_describe", "kv_get"),
         *("log", "offsets", "preview", "references", "schedules", "scrub_status", "sinks"),
         *("update", "move", "cancel", "ack", "nack", "reject", "release", "extend", "reply"),

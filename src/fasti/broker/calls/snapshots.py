@@ -31,7 +31,7 @@ from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, n
 from fasti.broker.shares import SeenShare
 from fasti.core.commands import DropSnapshot, KeepSnapshot, TakeSnapshot
 from fasti.core.rows.snapshot import Snapshot
-from fasti.errors import Closed, Gone, InvalidArgument
+from fasti.errors import Closed, Gone, InvalidArgument, Moved
 from fasti.model import DAY_US, MINUTE_US, SECOND_US
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class Snapshots:
 
 def drop_snapshot(shard: Shard, snapshot: Snapshot) -> None:
     """Lets a snapshot go, and waits until it is gone."""
-    with suppress(Closed):
+    with suppress(Closed, Moved):
         dropped = _ask_to_drop(shard, snapshot)
         if dropped is not None:
             dropped.result()
@@ -295,7 +295,7 @@ def _ask_to_drop(shard: Shard, snapshot: Snapshot) -> Future[Any] | None:
     engine = shard.engine
     # Another engine may have another snapshot under this number: a checkpoint's, at worst.
     if engine.snapshots.get(snapshot.number) is snapshot:
-        with suppress(Closed):
+        with suppress(Closed, Moved):
             return shard.ask(DropSnapshot(snapshot.number), engine)
     return None
 

@@ -339,7 +339,7 @@ class Subscription:
         elif self._finishing:
             return None
         else:
-            error = Closed("the broker no longer knows this session: connect again")
+            error = self._shard.end_error("the broker no longer knows this session: connect again")
         return self._stamped(_problem(None, error)), None
 
     def _delivery(self, leased: Deliver, commit: Commit | None = None) -> Written | None:

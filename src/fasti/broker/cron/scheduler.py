@@ -34,7 +34,7 @@ from fasti.broker.topics import read_topics
 from fasti.core.agenda import FOREVER, Agenda
 from fasti.core.cron.commands import ReadSchedules, SchedulesPage
 from fasti.core.cron.schedule import Schedule
-from fasti.errors import Closed, FastiError, InvalidArgument, NotFound
+from fasti.errors import Closed, FastiError, InvalidArgument, Moved, NotFound
 from fasti.model import MINUTE_US, SECOND_US, Outcome
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Scheduler:
         try:
             self.catch_up()
         except FastiError as error:
-            if isinstance(error, Closed) and self._shard.is_stopped:
+            if isinstance(error, (Closed, Moved)) and self._shard.is_stopped:
                 # There is no shard to fire for.
                 return None
             _log.info("schedules are read again: %s", error)

@@ -72,11 +72,11 @@ class _HostCollector(Collector):
 
     def _of_process(self) -> Iterator[Metric]:
         host = self._host
-        first = host.all_shards()[0]
         yield from BrokerCollector.build()
         yield from _only(service_families(host.metrics), _OF_THE_SERVICE)
         yield from share_metrics.collect(host.first.shares)
-        yield from _only(shard_families(first), _OF_THE_SHARD)
+        for first in host.all_shards()[:1]:
+            yield from _only(shard_families(first), _OF_THE_SHARD)
 
 
 def _only(families: Iterable[Metric], names: frozenset[str]) -> Iterator[Metric]:

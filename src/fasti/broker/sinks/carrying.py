@@ -22,7 +22,7 @@ from fasti.broker.sinks import rows
 from fasti.broker.sinks.rows import Meant
 from fasti.broker.threads import Poller
 from fasti.core.sinks.commands import Carry, DescribeSinks, ParcelView, ReadParcels, SinkView
-from fasti.errors import Closed, Corruption, FastiError, InternalError
+from fasti.errors import Closed, Corruption, FastiError, InternalError, Moved
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -103,8 +103,8 @@ class Carrier:
                 return None
             self._pause_s = _PAUSE_S
             return 0.0
-        except Closed:
-            if self._shard.failed:
+        except (Closed, Moved):
+            if self._shard.is_stopped:
                 return None
         except FastiError as error:
             _log.warning("sinks: %s; trying again", error)

@@ -25,7 +25,7 @@ from fasti.core.sinks.commands import (
     ReleaseKeys,
     SinkAnswer,
 )
-from fasti.errors import AlreadyExists, Closed, Overloaded
+from fasti.errors import AlreadyExists, Closed, Moved, Overloaded
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -78,7 +78,7 @@ def _claimed(
             return decide(claim)
         finally:
             # Nothing is left to be given back if the batch was decided by it.
-            with suppress(Closed):
+            with suppress(Closed, Moved):
                 _repeat(lambda: shard.ask(ReleaseKeys(claim), engine))
     except Closed:
         if shard.is_stopped or shard.engine is engine:

@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fasti.client import forking
-from fasti.client.shards.shard_map import HostPort, ShardMap, host_text
-from fasti.errors import Closed, FastiError, Moved
+from fasti.client.shards.shard_map import HostPort, Place, ShardMap, host_text
+from fasti.errors import Closed, FastiError, Moved, TimedOut, Unavailable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from fasti.client.flight_transport import FlightTransport
 
 logger = logging.getLogger("fasti.client")
@@ -89,10 +91,15 @@ class Processes:
                 self._current[host] = transport
             return transport
 
-    def follow(self, shard: int, error: Moved, until: float) -> None:
-        """The process that was asked doesn't have the shard: takes in what it says, or asks others."""
-        if not self.map.take_move(dict(error.details), shard):
+    def follow(self, shard: int, asked: Place, error: Moved, until: float) -> bool:
+        """The process that was asked doesn't have the shard: takes in what it says, or asks others.
+
+        Whether there is another place to go to: it may have been found meanwhile.
+        """
+        told = self.map.take_move(dict(error.details), shard)
+        if not told and self.map.place(shard) == asked:
             self.ask(shard, until)
+        return self.map.place(shard) != asked
 
     def ask(self, shard: int, until: float) -> None:
         """Asks the other processes for the map: a shard doesn't answer where it was.
@@ -113,7 +120,7 @@ class Processes:
 
     def _ask_others(self, shard: int, until: float) -> None:
         before = self.map.place(shard)
-        hosts = dict.fromkeys([*self.map.hosts(), *self._entry.address.hosts])
+        hosts = dict.fromkeys([*self.map.known_hosts(), *self._entry.address.hosts])
         # The one where it was is asked by the next try itself.
         hosts.pop(before.host, None)
         for host in hosts:
@@ -130,6 +137,29 @@ class Processes:
                 continue
             if self.map.place(shard) != before:
                 return
+
+    def call_any(
+        self, action: str, header: dict[str, Any], timeout_s: float
+    ) -> tuple[dict[str, Any], list[pa.Table]]:
+        """The answer of the first process that gives one, to a call about no shard and without parts.
+
+        It works when shards have no leader. Raises what the last one said that was asked.
+        """
+        # Imported late, with Arrow Flight.
+        from fasti.client.flight_transport import versioned
+
+        until = time.monotonic() + timeout_s
+        hosts = dict.fromkeys([self.asked, *self.map.known_hosts(), *self._entry.address.hosts])
+        failure: FastiError = TimedOut(f"{action}: no broker answered within {timeout_s:g} s")
+        for host in hosts:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                break
+            try:
+                return self.at(host).attempt(action, versioned(header), (), min(left_s, _HELLO_S))
+            except (Unavailable, TimedOut) as error:
+                failure = error
+        raise failure
 
     def greet(self, host: HostPort) -> None:
         """Hears a process's clock, if it answers soon; its map counts as any."""

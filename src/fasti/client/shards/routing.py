@@ -40,7 +40,7 @@ _ROWS_NAMED_MAX = 1000
 _OF_A_SHARD = frozenset(
     (
         *("unavailable", "timed_out", "unknown", "overloaded", "internal", "closed"),
-        *("storage_full", "storage_failed", "corruption"),
+        *("storage_full", "storage_failed", "no_quorum", "corruption"),
     )
 )
 
@@ -104,6 +104,8 @@ class Route:
     merge: Merge
     # The layout of its topic may be another one afterwards.
     changes_topic: bool = field(default=False)
+    # About no shard, and all processes say the same: the first that answers will do.
+    any_process: bool = field(default=False)
 
 
 def carry_out(route: Route, request: Request) -> Answer:

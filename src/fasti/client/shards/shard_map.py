@@ -9,6 +9,7 @@ because the shard doesn't answer where it was.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from fasti.errors import FastiError, InvalidArgument, Unavailable
 
 HostPort = tuple[str, int]
+_HOSTS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class ShardMap:
         self.cluster = str(hello.get("cluster", ""))
         # Until one is known, a shard is looked for where the map came from: that process tells.
         self._places = [Place(asked, -1)] * self.count
+        # Where processes were, the last ones: one that has no shard now may have some later.
+        self._hosts: OrderedDict[HostPort, None] = OrderedDict()
         self.take(hello, asked)
 
     def fork_locks(self) -> list[threading.Lock]:
@@ -48,6 +52,19 @@ class ShardMap:
     def hosts(self) -> list[HostPort]:
         """Those of all processes, each once, in the order of their first shards."""
         return list(dict.fromkeys(place.host for place in self._places))
+
+    def known_hosts(self) -> list[HostPort]:
+        """These, and others that had shards before."""
+        with self._lock:
+            return list(dict.fromkeys([*self.hosts(), *reversed(self._hosts)]))
+
+    def _set(self, shard: int, host: HostPort, epoch: int) -> None:
+        """With the lock."""
+        self._places[shard] = Place(host, epoch)
+        self._hosts[host] = None
+        self._hosts.move_to_end(host)
+        if len(self._hosts) > _HOSTS_MAX:
+            self._hosts.popitem(last=False)
 
     def take(self, hello: dict[str, Any], asked: HostPort, doubted: int | None = None) -> None:
         """Takes in the map of a `hello`; `doubted` is a shard that doesn't answer where it was.
@@ -68,18 +85,20 @@ class ShardMap:
                 host = asked if address is None else parse_host(address)
                 known = self._places[shard]
                 if epoch > known.epoch or (epoch == known.epoch and shard == doubted):
-                    self._places[shard] = Place(host, epoch)
+                    self._set(shard, host, epoch)
 
     def take_move(self, details: dict[str, Any], shard: int) -> bool:
-        """Takes in what a process says that doesn't have the shard; whether that tells where it is."""
+        """Takes in what a process says that doesn't have the shard; whether that tells where it is.
+
+        Not if it says less than is known: it may be the one that is to lead it next.
+        """
         address, epoch = details.get("address"), int(details.get("epoch", 1))
         if address is None:
             return False
         with self._lock:
             if epoch < self._places[shard].epoch:
-                # What we know is newer.
-                return True
-            self._places[shard] = Place(parse_host(address), epoch)
+                return False
+            self._set(shard, parse_host(address), epoch)
         return True
 
 

@@ -2,8 +2,9 @@
 
 Every call names the shard. A process that doesn't have it answers `moved`, and has done nothing: the call
 is made again where it is now, within its time. A process that is gone may have come back at another
-address: the others are asked. Streams that end for such a reason end as lost connections do; whoever
-opened them opens them again, and comes to the right place.
+address, and one that has lost the shard may not know to whom: the others are asked, with pauses, until one
+leads it. Streams that end for such a reason end as lost connections do; whoever opened them opens them
+again, and comes to the right place. A stream is told that the shard has left by its end, or by a word in it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,26 @@ import pyarrow as pa
 from fasti.client.flight_transport import FlightTransport, too_late, versioned
 from fasti.client.shards.clocks import ShardClock
 from fasti.client.shards.processes import Processes
-from fasti.client.transport import LOCATION, REPEATABLE, Arrived, Ended, Header, OnlyShard, Stream
+from fasti.client.transport import (
+    LOCATION,
+    REPEATABLE,
+    Arrived,
+    Content,
+    Ended,
+    Header,
+    OnlyShard,
+    Stream,
+)
 from fasti.errors import FastiError, Moved, TimedOut, Unavailable
+from fasti.protocol.problems import error_from_json
 from fasti.runtime import Runtime
 
 SHARD_NUMBER = "shard_number"
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
+# Between two looks for a shard that moves: it is led by another process soon.
+_MOVING_FIRST_S, _MOVING_MAX_S = 0.02, 0.25
+# A try in less time than this would only be too late.
+_LAST_TRY_S = 0.1
 
 T = TypeVar("T")
 
@@ -36,6 +51,8 @@ class ShardTransport(OnlyShard):
     def __init__(self, processes: Processes, number: int) -> None:
         self.number = number
         self._processes = processes
+        # It has left the process where it was, which did not say for where: the next stream asks first.
+        self._is_lost = False
         # What all shards have together: one is away or back for all who wait, see `absence.py`.
         self.broker = processes
         process = processes.of(number)
@@ -99,24 +116,26 @@ class ShardTransport(OnlyShard):
 
     def _follow(self, attempt: Callable[[FlightTransport], T], until: float, repeat: bool) -> T:
         """Tries where the shard is, and again where it went; with `repeat` also after a lost connection."""
-        pause_s, moves = _PAUSE_FIRST_S, 0
+        pause_s, moving_s, moves = _PAUSE_FIRST_S, _MOVING_FIRST_S, 0
         while True:
+            asked = self._processes.map.place(self.number)
             try:
                 return attempt(self._process())
             except Moved as error:
-                self._processes.follow(self.number, error, until)
+                found = self._processes.follow(self.number, asked, error, until)
                 moves += 1
                 # The first time the new address is good; who is sent to and fro waits.
-                wait_s = 0.0 if moves == 1 and error.details.get("address") else pause_s
-                if time.monotonic() + wait_s > until:
+                wait_s = 0.0 if moves == 1 and found else moving_s * random.uniform(0.5, 1.0)
+                moving_s = min(moving_s * 2, _MOVING_MAX_S)
+                if time.monotonic() + wait_s + _LAST_TRY_S > until:
                     raise self._lost(error) from error
             except Unavailable:
                 self._processes.ask(self.number, until)
                 wait_s = pause_s * random.uniform(0.5, 1.0)
+                pause_s = min(pause_s * 2, _PAUSE_MAX_S)
                 if not repeat or time.monotonic() + wait_s > until:
                     raise
             if wait_s:
-                pause_s = min(pause_s * 2, _PAUSE_MAX_S)
                 self._processes.wait(wait_s)
 
     def _lost(self, error: FastiError) -> Unavailable:
@@ -136,33 +155,59 @@ class ShardTransport(OnlyShard):
     ) -> Stream:
         """Opens a stream of batches."""
         fields, end = self._named(descriptor), self._ending(ended)
-        return self._open(lambda process: process.produce(fields, schema, receipt, end))
+
+        def look(header: Header) -> None:
+            if "error" in header:
+                self._heed(error_from_json(header["error"]))
+            receipt(header)
+
+        return self._open(lambda process: process.produce(fields, schema, look, end))
 
     def consume(self, descriptor: Header, arrived: Arrived, ended: Ended) -> Stream:
         """Opens a session."""
         fields, end = self._named(descriptor), self._ending(ended)
-        return self._open(lambda process: process.consume(fields, arrived, end))
+
+        def look(header: Header, content: Content) -> None:
+            if header.get("kind") == "error":
+                self._heed(error_from_json(header["error"]))
+            arrived(header, content)
+
+        return self._open(lambda process: process.consume(fields, look, end))
 
     def _open(self, attempt: Callable[[FlightTransport], T]) -> T:
         """Tries once: who opens streams tries again by itself."""
         until = time.monotonic() + self.timeout_s
+        if self._is_lost:
+            self._is_lost = False
+            self._processes.ask(self.number, until)
+        asked = self._processes.map.place(self.number)
         try:
             return attempt(self._process())
         except Moved as error:
-            self._processes.follow(self.number, error, until)
+            self._processes.follow(self.number, asked, error, until)
             raise self._lost(error) from error
         except Unavailable:
             self._processes.ask(self.number, until)
             raise
 
+    def _heed(self, error: FastiError) -> None:
+        """A word on a stream, in the thread that reads it: nothing is asked here."""
+        if isinstance(error, Moved):
+            found = self._processes.map.take_move(dict(error.details), self.number)
+            self._is_lost = not found
+
     def _ending(self, ended: Ended) -> Ended:
         def end(error: FastiError | None) -> None:
             if isinstance(error, Moved):
                 # From here on it is a lost connection: to be opened again, at the new place.
-                if not self._processes.map.take_move(dict(error.details), self.number):
+                self._heed(error)
+                if self._is_lost:
                     error = self._lost(error)
                 else:
                     error = Unavailable(f"shard {self.number} has moved: {error.message}")
+            elif isinstance(error, Unavailable):
+                # Its process may be gone, and another one lead it.
+                self._is_lost = True
             ended(error)
 
         return end

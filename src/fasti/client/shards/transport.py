@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from fasti.client.shards import reading
 from fasti.client.shards.layouts import Layouts
-from fasti.client.shards.routing import OWN, Request, carry_out
+from fasti.client.shards.routing import OWN, Answer, Request, carry_out
 from fasti.client.shards.table import TABLE
 from fasti.client.transport import (
     Arrived,
@@ -49,12 +49,15 @@ class ShardedTransport:
         name: str,
         close: Callable[[], None],
         process_shards: Callable[[], list[int]] = lambda: [CATALOGUE],
+        call_any: Callable[[str, Header, float], Answer] | None = None,
     ) -> None:
+        """`call_any` asks any process, with which there are several."""
         self._shards = list(shards)
         self._close = close
         self._name = name
         # A shard of each process, for what is about processes and not about shards.
         self.process_shards = process_shards
+        self._call_any = call_any
         first = self._shards[CATALOGUE]
         self.clock: BrokerClock = clock
         self.runtime = first.runtime
@@ -115,6 +118,8 @@ class ShardedTransport:
             # A newer broker may know it; any of its shards says so.
             return self._shards[CATALOGUE].call(action, header, parts, timeout)
         limit_s = self.timeout_s if timeout is None else timeout
+        if route.any_process and self._call_any is not None:
+            return self._call_any(action, header, limit_s)
         until = self.runtime.monotonic() + limit_s
         return carry_out(route, Request(self, action, header, parts, until, timeout))
 
@@ -186,4 +191,5 @@ def over_flight(entry: FlightTransport, hello: dict[str, Any]) -> ShardedTranspo
         name=str(entry),
         close=processes.close,
         process_shards=processes.one_shard_each,
+        call_any=processes.call_any,
     )

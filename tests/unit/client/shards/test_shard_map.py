@@ -39,7 +39,7 @@ def test_the_higher_epoch_counts_and_of_equal_ones_only_that_of_who_must_know() 
     assert known.place(0).host == THERE
     known.take(hello((0, "three:1", 6)), HERE)
     assert known.place(0).host == ("three", 1)
-    assert known.take_move({"shard": 0, "address": "two:7171", "epoch": 5}, 0)
+    assert not known.take_move({"shard": 0, "address": "two:7171", "epoch": 5}, 0)
     assert known.place(0).host == ("three", 1)
     assert known.take_move({"shard": 0, "address": "two:7171", "epoch": 6}, 0)
     assert known.place(0).host == THERE

@@ -1,0 +1,137 @@
+"""How shards come to a process and leave it while it serves.
+
+One that leaves politely admits nothing new, lets what was admitted become durable and be answered, tells its
+sessions where it is, and closes its storage. One whose storage is fenced has ended by itself (recovery.py): its
+callers know, and what worked for it is ended here. Either way the others of the process don't notice.
+
+One shard comes or leaves at a time. Any thread but the shards' own; `note_end` is for those.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fasti.broker.shard_map import moved
+from fasti.errors import AlreadyExists, FastiError, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fasti.broker.host import Host
+    from fasti.broker.service import Service
+    from fasti.broker.shard import Shard
+    from fasti.runtime import Thread
+    from fasti.storage.storage_engine import StorageEngine
+
+_log = logging.getLogger("fasti.broker")
+
+# So long a shard that leaves waits for calls that change the catalogue, and hold when all shards know.
+_CHANGES_S = 2.0
+
+
+class Moves:
+    """Of one host."""
+
+    def __init__(self, host: Host, fail: Callable[[], None]) -> None:
+        """`fail` is called when a shard has ended that has not left: it is closed, or failed for good."""
+        self._host, self._fail = host, fail
+        self._one_moves = threading.Lock()
+        self._drops: list[Thread] = []
+
+    def add(self, number: int, storage: StorageEngine, epoch: int | None) -> None:
+        """See `Host.add`."""
+        host = self._host
+        self._check(number)
+        with self._one_moves:
+            if number in host.services:
+                raise AlreadyExists(f"shard {number} is here already")
+            beside = len(host.services) + 1
+            shard = host.open_shard(number, storage, beside)
+            if epoch is None:
+                epoch = shard.store.journal.epoch
+            shard.epoch = epoch
+            try:
+                service = host.make_service(shard, beside)
+            except BaseException:
+                shard.close(checkpoint=False)
+                raise
+            host.map.note(number, epoch, host.address)
+            host.put_in(number, shard, service)
+            if host.catalogue is not None:
+                host.catalogue.add(number, service)
+            _log.info("shard %d is led here, under epoch %d", number, epoch)
+
+    def drop(self, number: int, to_address: str | None, epoch: int, checkpoint: bool) -> None:
+        """See `Host.drop`."""
+        host = self._host
+        self._check(number)
+        if to_address is None:
+            host.map.forget(number, epoch)
+        else:
+            host.map.note(number, epoch, to_address)
+        with self._one_moves:
+            taken = host.take_out(number)
+            if taken is None:
+                return
+            shard, service = taken
+            if host.catalogue is not None:
+                host.catalogue.let_finish(number, _CHANGES_S)
+            if checkpoint:
+                with suppress(FastiError):
+                    shard.checkpoint()
+            self._let_go(number, shard, service)
+            _log.info("shard %d has left for %s", number, to_address or "another process")
+
+    def _check(self, number: int) -> None:
+        self._host.check_number(number)
+        if self._host.shared is None:
+            raise InvalidArgument("the only shard of a broker stays", field="number")
+
+    def _let_go(self, number: int, shard: Shard, service: Service) -> None:
+        """Ends a shard that was taken out, and everything that works for it."""
+        host = self._host
+        service.close()
+        shard.elsewhere = host.map.leader(number)
+        # A checkpoint under way would be waited for: it is given up.
+        shard.housekeeper.pause()
+        shard.sequencer.close()
+        shard.committer.stop()
+        # All that was admitted is answered.
+        service.moved = moved(number, host.map.leader(number))
+        service.end_sessions(service.moved)
+        with suppress(FastiError):
+            shard.close(checkpoint=False)
+        if host.catalogue is not None:
+            host.catalogue.remove(number)
+
+    def note_end(self, number: int, shard: Shard) -> None:
+        """A shard takes nothing any more. In the sequencer's last turn: nothing here waits."""
+        if shard.elsewhere is None:
+            self._fail()
+        elif shard.recovery.is_fenced:
+            self._host.map.forget(number, shard.epoch)
+            # Nothing is left to do if it is on its way already.
+            taken = self._host.take_out(number, shard)
+            if taken is not None:
+                drop = partial(self._drop_fenced, number, *taken)
+                thread = shard.runtime.thread(f"fasti-drop-{number}", drop)
+                self._drops.append(thread)
+                thread.start()
+
+    def _drop_fenced(self, number: int, shard: Shard, service: Service) -> None:
+        with self._one_moves:
+            # As text: who keeps the record keeps nothing of the shard.
+            _log.warning("shard %d is led elsewhere by now: %s", number, str(shard.failure))
+            self._let_go(number, shard, service)
+            self._drops = [drop for drop in self._drops if drop.ident != threading.get_ident()]
+        if self._host.on_fenced is not None:
+            self._host.on_fenced(number)
+
+    def await_drops(self) -> None:
+        """Returns when all shards that were fenced are closed."""
+        for drop in list(self._drops):
+            drop.join()

@@ -1,0 +1,167 @@
+"""`fasti cluster`: how a cluster of brokers is, and a whole one on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fasti.cli import output
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, with_client
+from fasti.cli.exits import fail_unless, print_error, terminated_softly
+from fasti.cli.options import AsJson
+from fasti.errors import FastiError, TimedOut, Unavailable
+from fasti.extras import required
+from fasti.settings.values import Address, read_address
+
+app = group("cluster")
+# How often a cluster that is watched is looked at.
+_LOOK_S = 0.5
+
+
+def _listen(text: str) -> Address:
+    try:
+        return read_address(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@app.command()
+@with_client
+def status(
+    client: Client,
+    as_json: AsJson = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it anew when it changes, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """The brokers of a cluster, and who leads which shard. Ends with 1 if a shard has no leader.
+
+    It is what the first broker that answers knows of the others. With `--watch` and `--json` each change
+    is a line.
+
+    [dim]fasti cluster status --watch[/dim]
+    """
+    if not watch:
+        view = _ask(client)
+        _show(view, as_json)
+        fail_unless(not view["leaderless"])
+        return
+    with terminated_softly():
+        for view in _changes(client):
+            if as_json:
+                output.print_json_lines([view])
+                continue
+            # Nothing where the output is no terminal.
+            output.console().clear()
+            _show(view, as_json=False)
+
+
+def _ask(client: Client) -> dict[str, Any]:
+    view: dict[str, Any] = client.transport.call("cluster")[0]
+    return view
+
+
+def _changes(client: Client) -> Iterator[dict[str, Any]]:
+    """Without an end. Whether it is another broker that answers is no change."""
+    last = ""
+    while True:
+        try:
+            view = _ask(client)
+        except (Unavailable, TimedOut) as error:
+            if last != error.code:
+                print_error(error)
+            last = error.code
+        else:
+            now = json.dumps({**view, "broker": ""})
+            if now != last:
+                yield view
+            last = now
+        time.sleep(_LOOK_S)
+
+
+def _show(view: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.print_json(view)
+        return
+    members, shards, leaderless = view["members"], view["shards"], view["leaderless"]
+    typer.echo(f"cluster {view['cluster']}, as {view['broker']} sees it")
+    leads = [shard["leader"] for shard in shards]
+    output.print_table(
+        *("broker", "address", "state", "shards>", "weight>", "load>"),
+        rows=(
+            (
+                *(member["name"], member["address"], member["state"], leads.count(member["name"])),
+                *(f"{member['weight']:g}", f"{member['load']:.0%}"),
+            )
+            for member in members
+        ),
+    )
+    output.print_table(
+        *("shard>", "leader", "address", "epoch>", "standbys"),
+        rows=(
+            (
+                *(shard["shard"], shard["leader"] or "(none)", shard["address"] or ""),
+                *(shard["epoch"], ", ".join(shard["standbys"])),
+            )
+            for shard in shards
+        ),
+    )
+    if leaderless:
+        numbers = ", ".join(map(str, leaderless))
+        typer.echo(f"without a leader: {numbers} of {output.count_of(len(shards), 'shard')}")
+    else:
+        typer.echo(f"{output.count_of(len(shards), 'shard')}, each with a leader")
+
+
+@app.command()
+def up(
+    brokers: Annotated[
+        int | None, typer.Option(min=1, max=16, help="Brokers.", show_default="3, or as before")
+    ] = None,
+    nats: Annotated[
+        int | None,
+        typer.Option(min=1, max=5, help="NATS servers: 1, 3 or 5.", show_default="3, or as before"),
+    ] = None,
+    directory: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Where everything is kept.")
+    ] = Path("fasti-cluster"),
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=2, max=256, help="Shards, fixed for good.", show_default="3, or as before"
+        ),
+    ] = None,
+    listen: Annotated[
+        Any,
+        typer.Option(
+            parser=_listen,
+            metavar="HOST:PORT",
+            help="The first broker's address; the ports that follow are the others'. Port 0: any.",
+            show_default="127.0.0.1:7170, or as before",
+        ),
+    ] = None,
+) -> None:
+    """Run a whole cluster on this machine until Ctrl-C: NATS servers, and brokers that keep their data there.
+
+    For trying things out and for tests: only programs of this machine reach it, and all of them may. What
+    dies is started again. Started again on the same directory it goes on with the same data and ports.
+
+    [dim]fasti cluster up --brokers 3[/dim]
+    """
+    with required("broker", "`fasti cluster up`"):
+        from fasti.doors.cluster_plan import settle_plan
+        from fasti.doors.cluster_up import ClusterUp
+        from fasti.doors.lifetime import end
+
+    try:
+        plan = settle_plan(directory, brokers, nats, shards, listen)
+        ClusterUp(plan, typer.echo).run()
+    except FastiError as error:
+        end(print_error(error))
+    end(0)

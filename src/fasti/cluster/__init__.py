@@ -1,0 +1,1 @@
+"""Shards on NATS JetStream: journals, blocks, members, leadership, standbys."""

@@ -1,0 +1,81 @@
+"""The cluster as one broker sees it, for operators: a picture that doesn't change, and that any thread may read.
+
+Another broker may see it otherwise for a moment: all of it is belief, as `members.py` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fasti.cluster.member_records import Liveness, MemberRecord
+from fasti.cluster.members import Members
+from fasti.cluster.writer_actions import Role
+
+
+class MemberView(NamedTuple):
+    """A broker. `load` is from 0 to 1."""
+
+    name: str
+    address: str
+    state: Liveness
+    weight: float
+    load: float
+
+
+class ShardView(NamedTuple):
+    """A shard. Without a leader its epoch is the last one that was heard of."""
+
+    shard: int
+    leader: str | None
+    epoch: int
+    address: str | None
+    standbys: tuple[str, ...]
+
+
+class ClusterView(NamedTuple):
+    """By name, and by number. `broker` is who sees it so."""
+
+    cluster: str
+    broker: str
+    members: tuple[MemberView, ...]
+    shards: tuple[ShardView, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the protocol's `cluster` answers it."""
+        return {
+            "cluster": self.cluster,
+            "broker": self.broker,
+            "members": [member._asdict() for member in self.members],
+            "shards": [
+                {**shard._asdict(), "standbys": list(shard.standbys)} for shard in self.shards
+            ],
+            "leaderless": [shard.shard for shard in self.shards if shard.leader is None],
+        }
+
+
+def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> ClusterView:
+    """For the thread that `members` belongs to."""
+    own = members.record
+    addresses = {own.name: own.address}
+    seen = [_member(own, "alive", 0.0)]
+    for name, other in members.others.items():
+        addresses[name] = other.record.address
+        seen.append(_member(other.record, members.liveness(name, now_ms), other.load))
+    return ClusterView(
+        cluster,
+        own.name,
+        tuple(sorted(seen)),
+        tuple(_shard(members, shard, addresses, now_ms) for shard in range(shards)),
+    )
+
+
+def _member(record: MemberRecord, state: Liveness, load: float) -> MemberView:
+    return MemberView(record.name, record.address, state, record.weight, load)
+
+
+def _shard(members: Members, shard: int, addresses: dict[str, str], now_ms: int) -> ShardView:
+    leader = members.leader(shard, now_ms)
+    address = None if leader is None else addresses.get(leader)
+    alive = sorted(members.alive(now_ms))
+    standbys = tuple(name for name in alive if members.role(name, shard) is Role.STANDBY)
+    return ShardView(shard, leader, members.epoch(shard), address, standbys)

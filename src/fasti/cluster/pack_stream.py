@@ -1,0 +1,145 @@
+"""Packs in a journal's stream: publish, and read with every checksum compared.
+
+What a replica nearby gives is used if it is whole. A pack that it doesn't have, or has damaged, is read
+from the stream's leader, and only what the leader says counts: not there yet (`MISSING`), no longer
+there (`TRIMMED`), or `Corruption`, where a place between the stream's ends is empty. Nothing is skipped.
+
+Packs that were read or written lately stay in memory, up to a bound. Any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from fasti.cluster.names import ShardNames
+from fasti.cluster.nats import NatsConnection, StoredMessage, StreamState
+from fasti.cluster.pack import Pack, decode_pack
+from fasti.cluster.writer_actions import MISSING, TRIMMED, Absence
+from fasti.errors import Corruption, Unavailable
+
+_BATCH_BYTES = 8 << 20
+_CACHE_BYTES = 32 << 20
+# What a message takes in the stream beside its payload and subject: lengths, headers, a checksum.
+_OVERHEAD_BYTES = 100
+
+
+class PackStream:
+    """The stream of one shard's journal."""
+
+    def __init__(
+        self, connection: NatsConnection, names: ShardNames, cache_bytes: int = _CACHE_BYTES
+    ) -> None:
+        self.names = names
+        self.name = names.journal_stream
+        self._connection = connection
+        self._cache: OrderedDict[int, Pack] = OrderedDict()
+        self._cached_bytes = 0
+        self._cache_bytes_max = cache_bytes
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def config(names: ShardNames, replicas: int, bytes_max: int) -> dict[str, Any]:
+        """Nothing goes from it but by a purge, and when it is full it refuses."""
+        return {
+            "name": names.journal_stream,
+            "subjects": [names.journal_subject],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            "num_replicas": replicas,
+            "max_bytes": bytes_max,
+            "max_msgs": -1,
+            "max_age": 0,
+            "deny_delete": True,
+            "allow_direct": True,
+        }
+
+    @property
+    def max_payload(self) -> int:
+        return self._connection.max_payload
+
+    def state(self, timeout_s: float | None = None) -> StreamState:
+        state = self._connection.stream_state(self.name, timeout_s)
+        if state is None:
+            raise Unavailable(f"there is no stream {self.name}")
+        return state
+
+    def stored_bytes(self, message_bytes: int) -> int:
+        """About what a message takes of the stream's `max_bytes`."""
+        return message_bytes + len(self.names.journal_subject) + _OVERHEAD_BYTES
+
+    def publish(self, message: bytes, expected_last: int, timeout_s: float) -> int:
+        """The place; `Refused`, `TimedOut` or `Unavailable`."""
+        return self._connection.publish(
+            self.names.journal_subject, message, last_sequence=expected_last, timeout_s=timeout_s
+        )
+
+    def trim(self, place: int) -> None:
+        """Removes all packs up to this place."""
+        self._connection.purge(self.name, below=place + 1)
+        with self._lock:
+            for old in [cached for cached in self._cache if cached <= place]:
+                self._cached_bytes -= _size(self._cache.pop(old))
+
+    def read(self, place: int, timeout_s: float, ahead: bool = True) -> Pack | Absence:
+        """One pack, and those behind it into memory, from a replica nearby; else as `read_from_leader`."""
+        with self._lock:
+            pack = self._cache.get(place)
+            if pack is not None:
+                self._cache.move_to_end(place)
+                return pack
+        found = self._connection.read(self.name, place, _BATCH_BYTES if ahead else 1, timeout_s)
+        for number, message in enumerate(found):
+            if message.sequence != place + number:
+                break
+            try:
+                self.remember(self._decode(message))
+            except Corruption:
+                break
+        with self._lock:
+            pack = self._cache.get(place)
+        return self.read_from_leader(place, timeout_s) if pack is None else pack
+
+    def read_from_leader(self, place: int, timeout_s: float) -> Pack | Absence:
+        """What the stream's leader has at a place."""
+        message = self._connection.get(self.name, place, timeout_s=timeout_s)
+        if message is not None:
+            pack = self._decode(message)
+            self.remember(pack)
+            return pack
+        state = self.state(timeout_s)
+        if place > state.last_sequence:
+            return MISSING
+        if place < state.first_sequence:
+            return TRIMMED
+        # It may have been stored since.
+        if self._connection.get(self.name, place, timeout_s=timeout_s) is not None:
+            return self.read_from_leader(place, timeout_s)
+        raise Corruption(f"{self.name} has no pack at {place}", file=self.name, offset=place)
+
+    def _decode(self, message: StoredMessage) -> Pack:
+        pack = decode_pack(message.data, self.name)
+        if (pack.cluster, pack.shard, pack.place) != (*self.names, message.sequence):
+            raise Corruption(
+                f"the pack at {message.sequence} of {self.name} belongs to place {pack.place} of shard "
+                f"{pack.shard} of {pack.cluster}",
+                file=self.name,
+                offset=message.sequence,
+            )
+        return pack
+
+    def remember(self, pack: Pack) -> None:
+        """Keeps a pack in memory for those who read it soon."""
+        with self._lock:
+            if pack.place in self._cache:
+                self._cached_bytes -= _size(self._cache.pop(pack.place))
+            self._cache[pack.place] = pack
+            self._cached_bytes += _size(pack)
+            while self._cached_bytes > self._cache_bytes_max and len(self._cache) > 1:
+                self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
+
+
+def _size(pack: Pack) -> int:
+    return memoryview(pack.body).nbytes + 512

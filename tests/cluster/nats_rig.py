@@ -1,0 +1,123 @@
+"""NATS servers for tests: one or three processes on loopback, which can be killed, stopped and restarted."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fasti.cluster.nats import NatsConnection, NatsOptions
+from fasti.errors import FastiError
+
+_SERVER = Path(sys.executable).parent / "nats-server"
+_numbers = itertools.count(1)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    """The first true value; for states that nothing tells of."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what} did not come about"
+        time.sleep(0.02)
+
+
+class NatsServers:
+    """`count` servers of one cluster, each with a directory of its own. Always `close` it."""
+
+    def __init__(self, count: int = 3, max_payload: int = 1 << 20) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="fasti-nats-"))
+        ports = free_ports(2 * count)
+        self.ports, self._routes = ports[:count], ports[count:]
+        self._max_payload = max_payload
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
+        for number in range(count):
+            self._write(number)
+            self.start(number)
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"nats://127.0.0.1:{port}" for port in self.ports]
+
+    def _write(self, number: int) -> None:
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
+        cluster = f"""
+cluster {{ name: rig, listen: "127.0.0.1:{self._routes[number]}", routes: [{routes}] }}
+"""
+        (self.directory / f"n{number}.conf").write_text(
+            f"""
+server_name: n{number}
+listen: "127.0.0.1:{self.ports[number]}"
+max_payload: {self._max_payload}
+jetstream {{ store_dir: "{self.directory}/n{number}", sync_interval: always, max_file: 4G }}
+"""
+            + (cluster if len(self.ports) > 1 else "")
+        )
+
+    def start(self, number: int) -> None:
+        with open(self.directory / f"n{number}.log", "ab") as log:
+            self.processes[number] = subprocess.Popen(
+                [_SERVER, "-c", self.directory / f"n{number}.conf"], stdout=log, stderr=log
+            )
+
+    def kill(self, number: int) -> None:
+        self._end(number, signal.SIGKILL)
+
+    def stop(self, number: int) -> None:
+        self._end(number, signal.SIGTERM)
+
+    def _end(self, number: int, how: signal.Signals) -> None:
+        process, self.processes[number] = self.processes[number], None
+        if process is not None:
+            process.send_signal(how)
+            process.wait(20)
+
+    def connect(self, **options: Any) -> NatsConnection:
+        """A connection, once the servers have found each other and keep streams."""
+        connection: NatsConnection = wait_until(lambda: self._try_connect(options), "a connection")
+        wait_until(lambda: _answers(connection), "a leader of the servers")
+        return connection
+
+    def _try_connect(self, options: dict[str, Any]) -> NatsConnection | None:
+        try:
+            return NatsConnection(NatsOptions(self.urls, **options))
+        except FastiError:
+            return None
+
+    def close(self) -> None:
+        for number in range(len(self.processes)):
+            self._end(number, signal.SIGKILL)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _answers(connection: NatsConnection) -> bool:
+    try:
+        return connection.stream_state("no-such-stream", timeout_s=0.5) is None
+    except FastiError:
+        return False
+
+
+def new_cluster() -> str:
+    """The name of a cluster that no other test has."""
+    return f"test{next(_numbers)}"
