@@ -331,6 +331,8 @@ def _behind(last_us: int, wall_us: int) -> ClockBehind:
 
 # A look that comes so much later than planned is no delay of the scheduler's.
 HUNG_US = 250_000
+# An append that takes longer than this is a quorum that stalls.
+STALLED_US = 250_000
 
 
 class LeaseTicks:
@@ -344,28 +346,61 @@ class LeaseTicks:
     because each of their heartbeats makes the sequencer look. The price: leases of consumers that are
     really gone last longer by as much.
 
-    A virtual clock leaps on purpose: that is never taken for trouble. For the sequencer's thread alone.
+    Servers that keep a replicated journal can be away while the broker lives. Then no heartbeat and no ack
+    can be answered, so from `STALLED_US` on, after an append began that is not answered, the ticks stand
+    until it is.
+
+    A virtual clock leaps on purpose: that is never taken for a hang. `look` is for the sequencer's thread,
+    `append_began` and `append_ended` for the committer's, the rest for any.
     """
 
     def __init__(self, clock: Ticking) -> None:
         self._clock = clock
         self._may_hang = isinstance(clock, SystemClock)
-        self._lost_us = 0
         self._looked = clock.tick()
+        # Around changes. Readers take the pair as a whole: the time that doesn't count, and when the append
+        # began, by the machine's ticks, that is not answered.
+        self._lock = threading.Lock()
+        self._pair: tuple[int, int | None] = (0, None)
 
     def now(self) -> int:
         """The tick now."""
-        return self._clock.tick() - self._lost_us
+        lost_us, began = self._pair
+        tick = self._clock.tick()
+        return (tick if began is None else min(tick, began + STALLED_US)) - lost_us
+
+    @property
+    def stand(self) -> bool:
+        """Whether an append has not been answered for too long: waiting brings no tick."""
+        began = self._pair[1]
+        return began is not None and self._clock.tick() > began + STALLED_US
 
     def look(self, planned: int | None) -> int:
         """The tick to judge by. `planned` is when the next lease might have ended, if any."""
-        tick = self.now()
-        if self._may_hang and planned is not None and tick - planned > HUNG_US:
-            _log.warning(
-                "the broker hung for about %.1f s: leases go on from where they were",
-                (tick - planned) / 1e6,
-            )
-            self._lost_us += tick - self._looked
-            tick = self._looked
-        self._looked = tick
-        return tick
+        with self._lock:
+            tick = self.now()
+            if self._may_hang and planned is not None and tick - planned > HUNG_US:
+                _log.warning(
+                    "the broker hung for about %.1f s: leases go on from where they were",
+                    (tick - planned) / 1e6,
+                )
+                lost_us, began = self._pair
+                self._pair = (lost_us + tick - self._looked, began)
+                tick = self._looked
+            self._looked = tick
+            return tick
+
+    def append_began(self) -> None:
+        """An append is on its way, or still is."""
+        with self._lock:
+            lost_us, began = self._pair
+            if began is None:
+                self._pair = (lost_us, self._clock.tick())
+
+    def append_ended(self) -> bool:
+        """It is answered, or given up. True if the ticks stood, and go on."""
+        with self._lock:
+            lost_us, began = self._pair
+            stood_us = 0 if began is None else self._clock.tick() - began - STALLED_US
+            self._pair = (lost_us + max(0, stood_us), None)
+            return stood_us > 0

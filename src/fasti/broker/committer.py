@@ -7,6 +7,13 @@ join payloads while it runs; they wait for its `Commit` before anything leaves.
 
 With durability `interval` answers leave after the write, and syncs follow at intervals.
 
+**A replicated journal** (`Journal.is_replicated`) may not answer for a while. `NoQuorum` is no failure: the
+batch stays as it is, held back, and is synced again until the servers are back, or say that another process
+leads the shard. From the first `NoQuorum` on, until then, `no_quorum` is set, and nothing new is admitted
+(sequencer.py). Leases stand meanwhile (`LeaseTicks`). And it may have been taken over by another process
+unnoticed: what was decided about single messages, and wrote nothing, is answered when the journal has
+proved that it wasn't, for all such steps of a batch at once.
+
 `take_over`, `is_behind` and `stop` are for the sequencer, `lead` and `wait_durable` for any thread; the
 rest is done in the committer's turn, by its own thread or by a caller that leads.
 """
@@ -20,12 +27,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fasti.broker.clock import LeaseTicks
+from fasti.broker.logs import fields
 from fasti.broker.metrics.counts import Distribution
 from fasti.broker.stalls import Stalls
 from fasti.broker.threads import Driver, Threads
 from fasti.config import Durability
 from fasti.core.replies import Step
-from fasti.errors import FastiError, Fenced, StorageFailed
+from fasti.errors import FastiError, Fenced, NoQuorum, StorageFailed
 from fasti.storage.frames import Frame
 from fasti.storage.store import ShardStore
 
@@ -58,6 +67,11 @@ class Work:
     requests: list[Request] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
     size_bytes: int = 0
+
+    @property
+    def needs_proof(self) -> bool:
+        """Whether its answers may be out of date, unless nobody else has taken the shard over."""
+        return any(command.needs_proof for request in self.requests for command in request.inputs)
 
 
 class Commit:
@@ -98,10 +112,16 @@ class Committer:
         caught_up: Callable[[], None] = lambda: None,
         threads: Threads | None = None,
         stalls: Stalls | None = None,
+        ticks: LeaseTicks | None = None,
         name: str = "fasti-committer",
     ) -> None:
         threads = threads or Threads()
         self._store = store
+        self._ticks = ticks or LeaseTicks(threads.runtime.clock)
+        # Why nothing becomes durable for now, and how often that began.
+        self.no_quorum: NoQuorum | None = None
+        self.outages = 0
+        self._no_quorum_since = 0.0
         self._show, self._answer, self._fail = show, answer, fail
         self._wrote, self._synced, self._caught_up = wrote, synced, caught_up
         self._monotonic = threads.runtime.monotonic
@@ -177,13 +197,15 @@ class Committer:
         return self._queued_bytes >= _WAITING_BYTES_MAX or len(self._waiting) >= _STEPS_WAITING_MAX
 
     def wait_durable(self, sequence: int) -> None:
-        """Returns when the journal is synced up to there; raises if it failed instead."""
+        """Returns when the journal is synced up to there; raises if it failed instead, or `no_quorum`."""
         with self._changed:
             self._awaiting += 1
             try:
                 while self._store.journal.synced_sequence < sequence:
                     if self._failed or self._stopping:
                         raise FastiError("the journal failed")
+                    if self.no_quorum is not None:
+                        raise self.no_quorum
                     self._changed.wait(1.0)
             finally:
                 self._awaiting -= 1
@@ -230,13 +252,15 @@ class Committer:
                 self._store.journal.mark()
                 self._watch_end()
                 return not self._stopping
-            commit = self._commit = Commit()
-            self._write(batch)
-            for work in batch:
-                self._show(work, commit)
-            if self._at_once or not batch or self._sync_is_due():
-                self._sync()
-                self._synced_at = self._monotonic()
+            if self._commit is None:
+                self._begin(batch)
+            self._make_durable(batch)
+        except NoQuorum as error:
+            if not self._stopping:
+                self._wait_out(error)
+                return True
+            self._give_up(error)
+            return False
         except FastiError as error:
             self._give_up(error)
             return False
@@ -250,6 +274,53 @@ class Committer:
             self._watch_end()
             self._recorded_at = self._monotonic()
         return True
+
+    def _begin(self, batch: list[Work]) -> None:
+        """Once for each batch, however often it is synced."""
+        self._write(batch)
+        commit = self._commit = Commit()
+        for work in batch:
+            self._show(work, commit)
+
+    def _make_durable(self, batch: list[Work]) -> None:
+        replicated = self._store.journal.is_replicated
+        if replicated:
+            self._ticks.append_began()
+        proven = False
+        if self._at_once or not batch or self._sync_is_due():
+            proven = self._unsynced
+            self._sync()
+            self._synced_at = self._monotonic()
+        if replicated:
+            if not proven and any(work.needs_proof for work in batch):
+                self.count_written(self._store.journal.prove())
+                self._wrote()
+            self._end_append()
+
+    def _wait_out(self, error: NoQuorum) -> None:
+        """The servers are away: what was written is on its way, and nobody is told anything."""
+        if not self._batch:
+            # Only a sync was due: the next step may take a batch.
+            self._settle(False)
+        if self.no_quorum is None:
+            self._no_quorum_since = self._monotonic()
+            self.outages += 1
+            extra = fields(name=self._driver.name, why=error)
+            _log.warning("the shard waits for the servers that keep its journal", extra=extra)
+        self.no_quorum = error
+
+    def _end_append(self) -> None:
+        """It is durable, or will never be."""
+        stood = self._ticks.append_ended()
+        if self.no_quorum is not None:
+            self.no_quorum = None
+            seconds = round(self._monotonic() - self._no_quorum_since, 1)
+            extra = fields(name=self._driver.name, seconds=seconds)
+            _log.warning("the servers that keep the shard's journal answer again", extra=extra)
+            stood = True
+        if stood:
+            # The sequencer waits for no moment while leases stand.
+            self._caught_up()
 
     def _sync_is_due(self) -> bool:
         return self._monotonic() - self._synced_at >= self._interval_s
@@ -317,6 +388,7 @@ class Committer:
             self._synced()
 
     def _give_up(self, error: FastiError) -> None:
+        self._end_append()
         self._settle(False)
         with self._changed:
             self._failed = True

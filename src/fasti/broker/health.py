@@ -1,8 +1,8 @@
 """Whether a broker is alive, and whether work gets done.
 
 Alive means that it is no use to start it again: no thread has died or stands still, and the shard has not
-failed. Ready means that work gets done: alive, not stopping or recovering, with room on the disk, and a
-step went all the way just now, through the sequencer and the committer. That step is empty, costs what a
+failed. Ready means that work gets done: alive, not stopping or recovering, with room on the disk, with
+enough of the servers there that keep a cluster's journals, and a step went all the way just now, through the sequencer and the committer. That step is empty, costs what a
 heartbeat costs, and is never asked for twice at a time.
 """
 
@@ -69,6 +69,8 @@ def report(service: Service) -> dict[str, Any]:
         told["reason"] = reason
         if host is not None and shard is not None:
             told["shard"] = shard.place.number
+    if without := [shard.place.number for shard in shards if shard.no_quorum is not None]:
+        told["no_quorum"] = without
     told["ready"] = state == "serving" and reason is None
     if told["ready"] and service.clock.read().state is ClockState.DOUBTING:
         # Work gets done, by the broker's own clock: whoever looks is told.
@@ -80,6 +82,8 @@ def _reasons(shard: Shard) -> Iterator[str]:
     """Why no work gets done, the best known first: later ones may follow from it."""
     if shard.room.full:
         yield "storage_full"
+    if shard.no_quorum is not None:
+        yield "no_quorum"
     if shard.recovers:
         yield "recovering"
     if troubles := shard.threads.troubles():

@@ -5,6 +5,9 @@ answers `unknown` (or `storage_full`, if nothing of it was written). The new eng
 manifest and the journal as far as it was synced. Consumers' credits go with the engine; their sessions
 raise `closed` when they next receive, and may lease again.
 
+Servers that are away (`no_quorum`) are no failure: the committer waits for them, and everything stays as it
+is. Only a shard that is closed meanwhile, or whose engine fails, gives up what it has under way.
+
 A storage that raises `fenced` says that another process leads the shard, and that nothing happened of what it
 was to append or sync. Where shards move (`Shard.whereabouts`) nothing is loaded again then: all that is
 not durable answers `moved`, which is definite, and the shard ends. Its process goes on without it (host.py).

@@ -47,6 +47,12 @@ class Request:
         size_bytes = sum(command.encode() for command in inputs)
         return cls(inputs, answer, rows, size_bytes, engine, at_once)
 
+    @property
+    def waits_out(self) -> bool:
+        """Whether it waits while nothing becomes durable: nobody could say it again later."""
+        words = bool(self.inputs) and all(command.is_word for command in self.inputs)
+        return self.engine is not None or words
+
     def tell(self, reply: Any) -> None:
         """Answers a query with the value of its reply, or with the error."""
         if reply.error is not None:

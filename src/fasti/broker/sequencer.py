@@ -16,6 +16,10 @@ applied is refused by the engine itself, which goes on.
 
 Nothing here polls: the sequencer sleeps until a command comes or the next moment that the engine asked
 for.
+
+While too few of the servers answer that keep a replicated journal (`Committer.no_quorum`) nothing is decided.
+What came before waits; what comes then is refused with `no_quorum`, for certain and at once. Only what can't
+be said again is taken into the inbox: words of sessions, and what was made for this very engine.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from fasti.errors import (
     Closed,
     FastiError,
     InternalError,
+    NoQuorum,
     OutcomeUnknown,
     Overloaded,
     StorageFull,
@@ -50,6 +55,8 @@ _FULL_RETRY_US = 1_000_000
 # Condition variables can't wait for centuries, messages can; and where the system doesn't tell that
 # its clock was set, this is how late that is noticed.
 _SLEEP_MAX_S = 60.0
+# Servers that are away may take a while to come back.
+_NO_QUORUM_RETRY_US = 1_000_000
 # So often a request is decided anew because its step was void.
 _RERUNS_MAX = 4
 
@@ -76,7 +83,7 @@ class Sequencer:
         # The turn is led by a caller, who leads the committer next.
         self._is_led = False
         # What is produced waits for room; what is taken counts as progress.
-        self._produced = Queue(shard.label("produce"), lambda: bool(self._bulk))
+        self._produced = Queue(shard.label("produce"), self._bulk_should_go_on)
         shard.threads.add(self._produced)
         self._driver = Driver(
             *(shard.threads, shard.label("fasti-sequencer"), self._wakeup),
@@ -95,6 +102,11 @@ class Sequencer:
         with self._wakeup:
             if self.closing or self.stopped:
                 raise self._is_closed()
+            if self._shard.no_quorum is not None and not request.waits_out:
+                raise NoQuorum(
+                    f"too few servers answer for shard {self._shard.name}: nothing was done",
+                    retry_after_us=_NO_QUORUM_RETRY_US,
+                )
             # What frees space and memory gets in for longer than what takes it.
             room = self._shard.settings.inbox_rows_max * (1 if bulk else 2)
             if request.engine is None and self.inbox_rows + rows > room:
@@ -165,7 +177,11 @@ class Sequencer:
             return self._recovery.seconds_left(self.closing)
         if self._taken:
             return 0.0
-        if self._shard.committer.is_behind:
+        if self._shard.no_quorum is not None:
+            # At the end nothing is waited for: the committer gives up what it has.
+            if not self.closing:
+                return None
+        elif self._shard.committer.is_behind:
             return None
         may_take_bulk = self._may_take_bulk()
         if not (self._urgent or may_take_bulk or self.closing):
@@ -238,7 +254,8 @@ class Sequencer:
         waits = []
         if step.wake_at_us is not None:
             waits.append(self._shard.clock.seconds_until(step.wake_at_us))
-        if step.wake_at_tick is not None:
+        # While the ticks stand no moment of theirs comes; it is woken when they go on.
+        if step.wake_at_tick is not None and not self._shard.ticks.stand:
             waits.append((step.wake_at_tick - self._shard.ticks.now()) / 1e6)
         return min(*waits, _SLEEP_MAX_S) if waits else None
 
@@ -309,6 +326,10 @@ class Sequencer:
                 self.inbox_rows += request.rows
 
     # Room in the journal
+
+    def _bulk_should_go_on(self) -> bool:
+        """For the watchdog. Servers that are away are no fault of the broker's."""
+        return bool(self._bulk) and self._shard.no_quorum is None
 
     def _may_take_bulk(self) -> bool:
         """Whether there is bulk, and room for it. While room is made, everything else goes on."""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from fasti.broker.reading import MOVED, fetch
 from fasti.core.commands import Detach, Lease, Target
 from fasti.core.replies import ConsumerReplaced, Deliver
-from fasti.errors import Closed, Corruption, Fenced, Moved
+from fasti.errors import Closed, Corruption, Fenced, Moved, NoQuorum
 from fasti.model import Outcome, State
 from fasti.storage.runs import PAYLOAD_SCHEMA
 from fasti.storage.stored_rows import SmallFrame
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fasti.broker.shard import Shard
 
 
+# So long a session that ends waits until the engine knows.
+_DETACH_S = 3.0
 # Payloads of one delivery: more of them come in several.
 # A consumer that doesn't read holds up one delivery: so much memory it may cost.
 _DELIVERY_BYTES = 16 << 20
@@ -94,7 +96,7 @@ class Session:
     def join(self, leased: Deliver) -> Delivery:
         """Leased messages with their payloads; what is too much at once is left in `parts`."""
         try:
-            payloads = self._shard.store.payloads.gather(leased.location, _DELIVERY_BYTES)
+            payloads = self._gather(leased)
         except MOVED:
             return self._find_again(leased)
         except Corruption:
@@ -104,6 +106,16 @@ class Session:
             self.parts.appendleft(_rows_of(leased, all_rows[count:]))
             leased = _rows_of(leased, all_rows[:count])
         return Delivery(leased, payloads)
+
+    def _gather(self, leased: Deliver) -> pa.RecordBatch:
+        """Waits for servers that are away: the session lives on, as do its leases."""
+        while True:
+            try:
+                return self._shard.store.payloads.gather(leased.location, _DELIVERY_BYTES)
+            except NoQuorum:
+                # It took seconds to find out.
+                if self._shard.is_stopped:
+                    raise
 
     def find_alone(self, leased: Deliver) -> SmallFrame | None:
         """The one message of a delivery, if it came alone and is still in memory."""
@@ -143,8 +155,8 @@ class Session:
     def close(self) -> None:
         """Waits for nothing any more; leases stay until they are used or expire."""
         self._shard.sessions.pop(self.number, None)
-        with suppress(Closed, Moved):
-            self._shard.call(Detach(self.number))
+        with suppress(Closed, Moved, TimeoutError):
+            self._shard.call(Detach(self.number), _DETACH_S)
 
     def arrive(self, leased: Deliver, commit: Commit) -> None:
         """The committer brings messages; they may leave when it has synced their lease."""

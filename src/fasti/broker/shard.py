@@ -174,6 +174,7 @@ class Shard:
                 self.sequencer.wake,
                 self.threads,
                 self.stalls,
+                self.ticks,
                 self.label("fasti-committer"),
             )
         except BaseException:
@@ -251,6 +252,11 @@ class Shard:
     def failure(self) -> FastiError | None:
         """What the shard is recovering from, or why it has ended."""
         return self.recovery.failure
+
+    @property
+    def no_quorum(self) -> FastiError | None:
+        """Why nothing becomes durable for now: too few of the servers that keep its journal answer."""
+        return self.committer.no_quorum
 
     @property
     def recoveries(self) -> int:

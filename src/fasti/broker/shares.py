@@ -39,13 +39,15 @@ import numpy as np
 
 from fasti.broker.caller import Caller
 from fasti.core.queries import ReadLeases
-from fasti.errors import Closed, Moved, Overloaded
+from fasti.errors import Closed, Moved, NoQuorum, Overloaded
 
 if TYPE_CHECKING:
     from fasti.broker.placement import Placement
 
 
 _RETRY_US = 1_000_000
+# So long a shard may take to say who has how many leases.
+_ANSWER_S = 1.0
 # Callers that have series of their own in the metrics; all others are one.
 _NAMED_MAX = 100
 OTHERS = "_other"
@@ -405,9 +407,9 @@ class LeaseShare(Share):
         alive: set[Name] = set()
         for shard in self._placement.shards():
             try:
-                pairs, names = shard.ask(ReadLeases(list(callers))).result()
-            except Moved:
-                continue  # It has left this process.
+                pairs, names = shard.ask(ReadLeases(list(callers))).result(_ANSWER_S)
+            except (Moved, NoQuorum, TimeoutError):
+                continue  # It has left this process, or waits: the others don't wait for it.
             distinct, numbers = np.unique(pairs, return_counts=True)
             for pair, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
                 if pair in names:

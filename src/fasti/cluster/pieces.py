@@ -1,7 +1,7 @@
 """Which frames lie where in a journal's stream: a list of pieces, in order.
 
-A piece is what was appended at once: a pack of frames, the parts of one large frame, or a pack without
-frames. Each tells the state of a reader that has come so far, so that a manifest can name its place.
+A piece is what was appended at once: a pack of frames, the parts of one large frame, or some packs without
+frames, which prove that their writer leads. Each tells the state of a reader that has come so far, so that a manifest can name its place.
 
 When a leader starts, frames from its first on belong to a group that nobody finished: they are cut off.
 Values only; the caller has the lock.
@@ -21,6 +21,10 @@ from fasti.errors import Corruption
 from fasti.storage.frames import StoredFrame
 
 _last = attrgetter("last")
+# About what a pack takes beside its body, NATS' own included.
+_PACK_BYTES = 256
+# Packs without frames are one piece up to so much: a leader that is only read from has many.
+_EMPTY_BYTES = 1 << 16
 
 
 class Piece(NamedTuple):
@@ -66,11 +70,15 @@ class Pieces:
         """What was appended at once, and is durable."""
         pack = packs[-1]
         place = Place(pack.place, reader, pack.checksum)
-        size_bytes = sum(memoryview(one.body).nbytes for one in packs)
+        size_bytes = sum(memoryview(one.body).nbytes + _PACK_BYTES for one in packs)
         header = pack.header
+        begin = packs[0].place
+        if not frames and self.items and _is_empty(self.items[-1]):
+            before = self.items.pop()
+            begin, size_bytes = before.begin, before.size_bytes + size_bytes
         self.items.append(
-            Piece(packs[0].place, pack.place, header.first_frame, header.last_frame, size_bytes,
-                  pack.at_us, place)
+            Piece(begin, pack.place, header.first_frame, header.last_frame, size_bytes, pack.at_us,
+                  place)
         )  # fmt: skip
         self.last = max(self.last, header.last_frame)
         for frame in reversed(frames):
@@ -113,6 +121,11 @@ class Pieces:
         """The last place at which nothing after this frame has been told yet."""
         number = bisect_right(self.items, position, key=_last)
         return self.items[number - 1].place if number else self.base
+
+
+def _is_empty(piece: Piece) -> bool:
+    """Whether it is without frames, and may take one more pack without."""
+    return piece.last < piece.first and piece.size_bytes < _EMPTY_BYTES
 
 
 def join_bodies(packs: Sequence[Pack]) -> memoryview:

@@ -92,6 +92,7 @@ class _Waiting(NamedTuple):
 class StreamJournal:
     """A `Journal` that leads one shard. Raises what taking over raises."""
 
+    is_replicated = True
     end_problem: str | None = None
 
     def __init__(
@@ -220,14 +221,31 @@ class StreamJournal:
         while self._waiting:
             if not self._drafts:
                 self._drafts.extend(self._draft())
-            try:
-                self._publish()
-            except NoQuorum:
-                raise
-            except (StorageFailed, Fenced, Corruption) as error:
-                self._failure = error
-                raise
+            self._publish_or_fail()
         return self.synced_sequence
+
+    def prove(self) -> int:
+        """By a pack without frames, unless there are some to sync. One that is on its way is gone on with."""
+        self._check_usable()
+        used_bytes = self._used_bytes
+        if self._waiting:
+            self.sync()
+            return 0
+        if not self._drafts:
+            with self._lock:
+                at_us = self._pieces.items[-1].at_us if self._pieces.items else 0
+            self._drafts.append(Draft(self._last + 1, self._last, at_us))
+        self._publish_or_fail()
+        return self._used_bytes - used_bytes
+
+    def _publish_or_fail(self) -> None:
+        try:
+            self._publish()
+        except NoQuorum:
+            raise
+        except (StorageFailed, Fenced, Corruption) as error:
+            self._failure = error
+            raise
 
     def _draft(self) -> list[Draft]:
         """The packs of the next frames: one with several frames, or the parts of one."""

@@ -24,6 +24,11 @@ class Command:
     is_bulk: ClassVar[bool] = False
     # It means nothing to an engine that doesn't know its session.
     needs_session: ClassVar[bool] = False
+    # A session's word about itself: it is said once, and is heard when the shard can hear.
+    is_word: ClassVar[bool] = False
+    # Its answer is about single messages or a count of them, so it must not be an old state's, whether it
+    # has changed anything or not. A leader that was deposed and doesn't know it would have one.
+    needs_proof: ClassVar[bool] = False
 
     @property
     def parts(self) -> list[Any]:
@@ -50,6 +55,7 @@ class WithPayloads(Command):
     """It brings a payload for each row."""
 
     __slots__ = ()
+    needs_proof: ClassVar[bool] = True
     rows: Rows
 
     def count_rows(self) -> int:
@@ -63,6 +69,7 @@ class ByIds(Command):
     """It names messages by id."""
 
     __slots__ = ()
+    needs_proof: ClassVar[bool] = True
     ids: Int64s
 
     def count_rows(self) -> int:
@@ -73,6 +80,7 @@ class ByKeys(Command):
     """It names entries by key."""
 
     __slots__ = ()
+    needs_proof: ClassVar[bool] = True
     keys: Keys
 
     def count_rows(self) -> int:
@@ -83,6 +91,7 @@ class ByTarget(Command):
     """It names messages by id or by key."""
 
     __slots__ = ()
+    needs_proof: ClassVar[bool] = True
     target: Target
 
     def count_rows(self) -> int:
@@ -103,6 +112,7 @@ class Compound(Command):
     """It is made of other commands."""
 
     __slots__ = ()
+    needs_proof: ClassVar[bool] = True
     commands: list[Any]
 
     @property

@@ -214,6 +214,7 @@ class Lease(Command):
     """
 
     needs_session: ClassVar[bool] = True
+    is_word: ClassVar[bool] = True
     topic: str
     session: int
     consumer: str
@@ -227,6 +228,7 @@ class Lease(Command):
 class Detach(Command):
     """A session ends: its credit is gone. Its leases stay until they are used or expire."""
 
+    is_word: ClassVar[bool] = True
     session: int
 
 
@@ -234,6 +236,7 @@ class Detach(Command):
 class Withdraw(Command):
     """A session takes no more for now: its credit is gone, its name and its leases stay."""
 
+    is_word: ClassVar[bool] = True
     session: int
 
 
@@ -244,6 +247,7 @@ class Unheard(Command):
     With `hold_back` it gets nothing more until it is `Heard`.
     """
 
+    is_word: ClassVar[bool] = True
     topic: str
     session: int
     consumer: str
@@ -258,6 +262,7 @@ class Heard(Command):
     leases run out has finished messages.
     """
 
+    is_word: ClassVar[bool] = True
     topic: str
     session: int
     consumer: str
@@ -269,6 +274,7 @@ class Heard(Command):
 class Heartbeat(Command):
     """Renews all leases that a consumer has on a topic, up to the longest hold."""
 
+    needs_proof: ClassVar[bool] = True
     topic: str
     consumer: str
     group: str = ""
@@ -435,6 +441,7 @@ class List(Command):
 class Count(Command):
     """How many messages are in each state."""
 
+    needs_proof: ClassVar[bool] = True
     topic: str
 
 

@@ -83,6 +83,7 @@ def _health(broker: AskedBroker) -> APIRouter:
 _REASONS = {
     "storage_full": "refuses what is produced: its disk is full",
     "recovering": "opens its directory again after a failure",
+    "no_quorum": "waits for the servers that keep its cluster's journals: too few of them answer",
     "not_answering": "takes too long for a step that does nothing",
 }
 

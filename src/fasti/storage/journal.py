@@ -11,10 +11,11 @@ checks them:
 * Reading one frame by its sequence (`body`, `at_us`) may be slow: recent frames with payloads come
   from memory (payloads.py).
 * `StorageFull` means that nothing was written and the journal can still be used.  After any
-  other failure of an append or sync the outcome is unknown and the journal is of no more use.
+  other failure of an append or sync the outcome is unknown and the journal is of no more use, but for
+  `NoQuorum`: that is waited out.
 
-Threads: `append`, `sync`, `sync_end` and `mark` are for one thread at a time, the committer; `body` and
-`replay` for any; `trim` for a background thread; the properties for any.
+Threads: `append`, `sync`, `prove`, `sync_end` and `mark` are for one thread at a time, the committer;
+`body` and `replay` for any; `trim` for a background thread; the properties for any.
 """
 
 from __future__ import annotations
@@ -67,6 +68,14 @@ class Journal(JournalReader, Protocol):
         """The last frame known to be durable."""
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether servers keep it that may be away for a while, and another process may take it over.
+
+        Then `NoQuorum` from `sync` or `prove` says that what was appended is still on its way: the next
+        call goes on with it. And what this process knows may be out of date, unless `prove` says no.
+        """
+
+    @property
     def end_problem(self) -> str | None:
         """Why `sync_end` records nothing any more, until the next segment; None if it does."""
 
@@ -80,6 +89,13 @@ class Journal(JournalReader, Protocol):
 
     def sync(self) -> int:
         """Make all appended frames durable and return `synced_sequence`."""
+
+    def prove(self) -> int:
+        """Return when it is certain that no other process had taken over when this was called.
+
+        Costs as much as a sync, and returns how many bytes it took in the journal; nothing where it is
+        not replicated, because nobody else can append there. Raises `Fenced`, and what `sync` raises.
+        """
 
     def mark(self) -> bool:
         """Record durably that the last frame was synced; for an idle moment and before closing.

@@ -87,6 +87,8 @@ fasti_journal_waiting_bytes             Bytes of those steps.
 fasti_journal_since_checkpoint_bytes    Journal since the last checkpoint began.
 fasti_inbox_rows                        Rows that wait for the sequencer.
 fasti_inbox_rows_max                    How many may.
+fasti_no_quorum                         Whether the shard waits because too few servers answer that keep its journal.
+fasti_outages_total                     How often it began to wait for them.
 fasti_recoveries_total                  Failed writes, syncs and steps that the shard got over.
 fasti_stalls_total{cause,command}       What held messages up for long, by cause; of steps, by what took longest.
 fasti_faults_total{command,engine}      Commands that the engine failed on, and whether it was kept (only the command is refused).
@@ -310,6 +312,8 @@ def _add_writing(families: Families, shard: Shard) -> None:
     families.add("fasti_journal_since_checkpoint_bytes", committer.written_bytes)
     families.add("fasti_inbox_rows", shard.inbox_rows)
     families.add("fasti_inbox_rows_max", shard.settings.inbox_rows_max)
+    families.add("fasti_no_quorum", shard.no_quorum is not None)
+    families.add("fasti_outages_total", shard.committer.outages)
     families.add("fasti_recoveries_total", shard.recoveries)
     for labels, count in sorted(shard.faults.counts().items()):
         families.add("fasti_faults_total", *labels, count)
