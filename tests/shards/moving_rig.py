@@ -18,7 +18,7 @@ from fasti.broker.caller import PEER
 from fasti.broker.host import Host
 from fasti.config import ShardSettings
 from fasti.doors.flight import FlightDoor
-from fasti.errors import Fenced, Unavailable
+from fasti.errors import Fenced, NoQuorum, Unavailable
 from fasti.storage.memory_storage import MemoryStorage, OpenMemory
 from tests.shards.shards_rig import SETTINGS, close_host
 
@@ -26,13 +26,24 @@ SHARDS = 4
 WAIT_S = 30.0
 
 
+# As long as a call of a replicated journal waits for its servers.
+PATIENCE_S = 0.3
+
+
 class SharedStorage:
-    """What a shard stands on, wherever it is led. `take` fences those that took it before."""
+    """What a shard stands on, wherever it is led. `take` fences those that took it before.
+
+    Its servers may be away: `answers` is cleared then, and nothing becomes durable.
+    """
 
     def __init__(self) -> None:
         self.inner = MemoryStorage()
         self.lock = threading.Lock()
         self.epoch = 0
+        self.answers = threading.Event()
+        self.answers.set()
+        # How often a leader has proved that it leads.
+        self.proofs = 0
 
     def take(self, epoch: int) -> TakenStorage:
         return TakenStorage(self, epoch)
@@ -51,6 +62,10 @@ class TakenStorage:
                 raise Fenced(f"epoch {shared.epoch} has begun")
             shared.epoch, shared.inner.is_open = self.epoch, False
             return _Open(self, shared.inner.open(settings))
+
+    def await_servers(self) -> None:
+        if not self.shared.answers.wait(PATIENCE_S):
+            raise NoQuorum("the servers of this shard are away", retry_after_us=10_000)
 
     def check(self) -> None:
         if self.shared.epoch != self.epoch:
@@ -72,6 +87,8 @@ class _Open:
 
 
 class _Journal:
+    is_replicated = True
+
     def __init__(self, taken: TakenStorage, journal: Any) -> None:
         self._taken, self._journal = taken, journal
 
@@ -84,9 +101,17 @@ class _Journal:
             return self._journal.append(*arguments, **options)
 
     def sync(self) -> None:
+        self._taken.await_servers()
         with self._taken.shared.lock:
             self._taken.check()
             self._journal.sync()
+
+    def prove(self) -> int:
+        self._taken.await_servers()
+        with self._taken.shared.lock:
+            self._taken.shared.proofs += 1
+            self._taken.check()
+        return 256
 
 
 class Broker:

@@ -41,6 +41,8 @@ def health(request: Request, pieces: list[Piece], answers: Answers) -> Answer:
     threads = [trouble for each in told for trouble in each.get("threads", ())]
     if threads:
         merged["threads"] = threads
+    if without := sorted(number for each in told for number in each.get("no_quorum", ())):
+        merged["no_quorum"] = without
     return {**merged, "processes": told} if len(told) > 1 else (merged), []
 
 
