@@ -116,7 +116,7 @@ def test_what_is_under_way_is_answered_and_what_comes_is_refused() -> None:
         assert shard.inbox_rows == 0
         storage.answers.set()
         (second,) = held.result(WAIT_S)
-        found, contents = shard.fetch("t", Target(ids=int64s(first, second)))
+        _, contents = shard.fetch("t", Target(ids=int64s(first, second)))
         assert contents.column("payload").to_pylist() == [b"before", b"meanwhile"]
         assert sum(shard.call(co.Count("t"), 10).states.values()) == 2
         assert shard.recoveries == 0

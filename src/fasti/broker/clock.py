@@ -202,6 +202,12 @@ class EngineClock:
                 self._doubt_from(elapsed, wall, max(expected_us, last_us) * 1000)
         self._log()
 
+    def check(self, last_us: int) -> None:
+        """Raises `clock_behind` if the wall is too far behind the last event of a shard that comes."""
+        wall = self.read().wall_us
+        if (last_us - wall) * 1000 > self._behind_max_ns:
+            raise _behind(last_us, wall)
+
     def accept(self) -> bool:
         """The operator says that the wall is right; False if it isn't doubted."""
         with self._lock:

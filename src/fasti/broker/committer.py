@@ -70,8 +70,8 @@ class Work:
 
     @property
     def needs_proof(self) -> bool:
-        """Whether its answers may be out of date, unless nobody else has taken the shard over."""
-        return any(command.needs_proof for request in self.requests for command in request.inputs)
+        """Whether one of its answers does."""
+        return any(request.needs_proof for request in self.requests)
 
 
 class Commit:

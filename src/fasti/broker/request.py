@@ -48,6 +48,11 @@ class Request:
         return cls(inputs, answer, rows, size_bytes, engine, at_once)
 
     @property
+    def needs_proof(self) -> bool:
+        """Whether its answer may be out of date, unless no other process has taken the shard over."""
+        return any(command.needs_proof for command in self.inputs)
+
+    @property
     def waits_out(self) -> bool:
         """Whether it waits while nothing becomes durable: nobody could say it again later."""
         words = bool(self.inputs) and all(command.is_word for command in self.inputs)

@@ -158,7 +158,10 @@ class Shard:
                 self.engine.memory.budget_bytes = self.memory_bytes
             if cut_after is None:
                 last_us = self.engine.state.last_at_us
-                if not (self.shared.serves and self.shared.wait_until(last_us)):
+                if self.shared.serves and self.store.journal.is_replicated:
+                    # The engine stands at its last event's time until the clock of this process is as far.
+                    self.clock.check(last_us)
+                elif not (self.shared.serves and self.shared.wait_until(last_us)):
                     expected_us = clock_record.expected_us(self.store.storage, self._machine)
                     self.clock.begin_at(last_us, expected_us)
                 self.record_clock()

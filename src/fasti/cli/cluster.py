@@ -93,11 +93,12 @@ def _show(view: dict[str, Any], as_json: bool) -> None:
     typer.echo(f"cluster {view['cluster']}, as {view['broker']} sees it")
     leads = [shard["leader"] for shard in shards]
     output.print_table(
-        *("broker", "address", "state", "shards>", "weight>", "load>"),
+        *("broker", "address", "state", "shards>", "weight>", "load>", "clock>"),
         rows=(
             (
                 *(member["name"], member["address"], member["state"], leads.count(member["name"])),
                 *(f"{member['weight']:g}", f"{member['load']:.0%}"),
+                f"{member['clock_ahead_ms']:+.0f} ms",
             )
             for member in members
         ),

@@ -13,13 +13,14 @@ from fasti.cluster.writer_actions import Role
 
 
 class MemberView(NamedTuple):
-    """A broker. `load` is from 0 to 1."""
+    """A broker. `load` is from 0 to 1; `clock_ahead_ms` is how far its clock is ahead of the members' median."""
 
     name: str
     address: str
     state: Liveness
     weight: float
     load: float
+    clock_ahead_ms: float
 
 
 class ShardView(NamedTuple):
@@ -57,10 +58,12 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     """For the thread that `members` belongs to."""
     own = members.record
     addresses = {own.name: own.address}
-    seen = [_member(own, "alive", 0.0)]
+    alive = members.alive(now_ms)
+    seen = [_member(own, "alive", 0.0, members.ahead_ms(own.name, alive))]
     for name, other in members.others.items():
         addresses[name] = other.record.address
-        seen.append(_member(other.record, members.liveness(name, now_ms), other.load))
+        ahead_ms = members.ahead_ms(name, alive)
+        seen.append(_member(other.record, members.liveness(name, now_ms), other.load, ahead_ms))
     return ClusterView(
         cluster,
         own.name,
@@ -69,8 +72,9 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     )
 
 
-def _member(record: MemberRecord, state: Liveness, load: float) -> MemberView:
-    return MemberView(record.name, record.address, state, record.weight, load)
+def _member(record: MemberRecord, state: Liveness, load: float, ahead_ms: float) -> MemberView:
+    clock_ahead_ms = round(ahead_ms, 1)
+    return MemberView(record.name, record.address, state, record.weight, load, clock_ahead_ms)
 
 
 def _shard(members: Members, shard: int, addresses: dict[str, str], now_ms: int) -> ShardView:

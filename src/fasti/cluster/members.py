@@ -10,11 +10,13 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
 - The first in rank and the standbys follow the shard, and ping its leader.
 - A leader hands over to another that has ranked first for 10 s: it admits nothing, lets the other catch
   up, and yields. If that takes too long, or the other goes, it admits again.
-- A leader whose clock is ahead of the members' median by more than `max_skew` hands over at once, to the
+- A leader whose clock is off the members' median by more than `max_skew` hands over at once, to the
   best in rank whose clock is right; a candidate so far ahead does not stand. The median is over all that
-  live, oneself among them: one that is alone is never ahead.
+  live, oneself among them: one that is alone is never off. Of two, who is ahead is off, because early is
+  worse than late; who is behind is off where three or more can tell.
 - One that has just started listens before it stands. One that has slept (`decide` came late) has heard
-  nobody because it slept: it listens as well, and takes none for dead because of its own sleep.
+  nobody because it slept: it listens as well, and takes none for dead because of its own sleep. One that
+  doesn't hear its own beats either is cut off itself, and does the same until it has heard them for a while.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ from fasti.cluster.writer_actions import Role
 
 # `decide` comes every beat. After such a gap the process has slept.
 _SLEEP_MS = 1_000
+# Own beats come back within milliseconds. Behind such a gap the others may be on their way back as well.
+_DEAF_MS = 1_000
+_BACK_MS = 3_000
+# So many clocks can tell which one of them is behind.
+_CLOCKS_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,8 @@ class Members:
         self._decided_ms = now_ms
         self._listen_until_ms = now_ms + self._settings.listen_ms
         self._beat_ms = now_ms
+        # When it last heard its own beat; None: it never did.
+        self._echo_ms: int | None = None
 
     # What comes in
 
@@ -167,6 +176,10 @@ class Members:
         for shard, claim in self._claims.items():
             claim.hear(beat.name, other.shards.get(shard), now_ms)
         return True
+
+    def echo(self, now_ms: int) -> None:
+        """This broker's own beat came back."""
+        self._echo_ms = now_ms
 
     def answer(self, name: str, now_ms: int) -> None:
         """A ping was answered."""
@@ -253,12 +266,33 @@ class Members:
 
     def ahead_ms(self, name: str, alive: set[str]) -> float:
         """How far a member's clock is ahead of the median of all that live; not known: 0."""
+        clocks = self._clocks(alive)
+        return clocks[name] - median(clocks.values()) if name in clocks else 0.0
+
+    def is_right(self, now_ms: int) -> bool:
+        """Whether enough others say that this broker's clock is."""
+        alive = self.alive(now_ms)
+        ahead_ms = self.ahead_ms(self.record.name, alive)
+        known = len(self._clocks(alive)) >= _CLOCKS_MIN
+        return known and abs(ahead_ms) <= self._settings.max_skew_ms
+
+    def _clocks(self, alive: set[str]) -> dict[str, float]:
+        """How far the clocks that are known are ahead of this broker's own, in milliseconds."""
         clocks = {self.record.name: 0.0}
         for other in alive - {self.record.name}:
             ahead_us = self._others[other].ahead_us
             if ahead_us is not None:
                 clocks[other] = ahead_us / 1000
-        return clocks[name] - median(clocks.values()) if name in clocks else 0.0
+        return clocks
+
+    def _skewed(self, alive: set[str]) -> tuple[set[str], set[str]]:
+        """Whose clocks are ahead by too much, and whose are off either way."""
+        most_ms = self._settings.max_skew_ms
+        ahead_ms = {name: self.ahead_ms(name, alive) for name in alive}
+        early = {name for name, ahead in ahead_ms.items() if ahead > most_ms}
+        if len(self._clocks(alive)) < _CLOCKS_MIN:
+            return early, early
+        return early, early | {name for name, ahead in ahead_ms.items() if ahead < -most_ms}
 
     # What to do
 
@@ -267,7 +301,7 @@ class Members:
         self._wake_up(now_ms)
         duties: list[Duty] = []
         alive = self.alive(now_ms)
-        skewed = {name for name in alive if self.ahead_ms(name, alive) > self._settings.max_skew_ms}
+        early, skewed = self._skewed(alive)
         wakes: list[int] = []
         pings: set[str] = set()
         for shard, claim in self._claims.items():
@@ -277,7 +311,7 @@ class Members:
             if leader == self.record.name:
                 duties += self._lead(shard, ranking, skewed, now_ms)
             elif leader is None:
-                duties += self._stand(shard, ranking, skewed, now_ms, wakes)
+                duties += self._stand(shard, ranking, early, now_ms, wakes)
             elif shard in self._own:
                 pings.add(leader)
             self._watch_first(shard, ranking, now_ms)
@@ -289,8 +323,10 @@ class Members:
     def _wake_up(self, now_ms: int) -> None:
         slept_ms = now_ms - self._decided_ms
         self._decided_ms = now_ms
-        if slept_ms > _SLEEP_MS:
-            self._listen_until_ms = now_ms + self._settings.listen_ms
+        deaf = self._echo_ms is not None and now_ms - self._echo_ms > _DEAF_MS
+        if slept_ms > _SLEEP_MS or deaf:
+            listen_ms = _BACK_MS if deaf else self._settings.listen_ms
+            self._listen_until_ms = now_ms + listen_ms
             for other in self._others.values():
                 other.heard_ms = min(now_ms, other.heard_ms + slept_ms)
 
@@ -304,11 +340,11 @@ class Members:
         return [LeaveShard(shard)] if item.role is Role.STANDBY and not wanted else []
 
     def _stand(
-        self, shard: int, ranking: Ranking, skewed: set[str], now_ms: int, wakes: list[int]
+        self, shard: int, ranking: Ranking, early: set[str], now_ms: int, wakes: list[int]
     ) -> list[Duty]:
         item, claim, name = self._own.get(shard), self._claims[shard], self.record.name
         wait_ms = ranking.wait_ms(name)
-        if wait_ms is None or name in skewed or (item is not None and item.role is Role.CANDIDATE):
+        if wait_ms is None or name in early or (item is not None and item.role is Role.CANDIDATE):
             return []
         if claim.heir is not None:
             wait_ms = 0 if claim.heir == name else wait_ms + RANK_WAIT_MS

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from fasti.broker.clock import ClockState
 from fasti.broker.host import Host
 from fasti.broker.logs import fields
 from fasti.broker.threads import Poller
@@ -125,7 +126,7 @@ class ClusterMember:
     # The connection's thread
 
     def _take_beat(self, data: bytes, _: str) -> None:
-        self._heard.append((self._hear, (data,)))
+        self._heard.append((self._hear, (data, self._clock_us())))
 
     def _answer_ping(self, _: bytes, reply_to: str) -> None:
         if reply_to:
@@ -146,20 +147,25 @@ class ClusterMember:
             hear(*heard)
         now_ms = self._now_ms()
         self._play(now_ms)
+        if self._host.clock.state is ClockState.DOUBTING and self._members.is_right(now_ms):
+            self._host.clock.accept()
         plan = self._members.decide(now_ms)
         self._note_leaders(now_ms)
         for duty in plan.duties:
             self._do(duty, now_ms)
         return max(0.0, (plan.wake_ms - self._now_ms()) / 1000)
 
-    def _hear(self, data: bytes) -> None:
+    def _hear(self, data: bytes, came_us: int) -> None:
         told = decode_beat(data)
-        if told is None or told[0].name == self.name:
+        if told is None:
             return
         record, beat, yields = told
         now_ms = self._now_ms()
+        if record.name == self.name:
+            self._members.echo(now_ms)
+            return
         self._members.learn(record, now_ms)
-        self._members.hear(beat, now_ms, self._clock.wall_ns() // 1000)
+        self._members.hear(beat, now_ms, came_us)
         for shard, (epoch, to) in yields.items():
             if 0 <= shard < self._host.shards:
                 self._members.yielded(shard, epoch, to)
@@ -220,7 +226,7 @@ class ClusterMember:
                 pass  # A handover admits nothing while the shard is let go, and is over then.
 
     def _send_beat(self) -> None:
-        beat = self._members.beat(self._clock.wall_ns() // 1000)
+        beat = self._members.beat(self._clock_us())
         self._connection.send(
             self._subjects.beats, encode_beat(self._members.record, beat, self._yields)
         )
@@ -261,6 +267,10 @@ class ClusterMember:
         epoch = led.store.journal.epoch
         self._host.drop(shard, None, epoch)
         self._yields[shard], self._yielded_ms[shard] = (epoch, to), self._now_ms()
+
+    def _clock_us(self) -> int:
+        """The time that the broker goes by, or will if a leap of its machine's clock is believed."""
+        return max(self._host.clock.now_us(), self._clock.wall_ns() // 1000)
 
     def _now_ms(self) -> int:
         return int(self._monotonic() * 1000)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import ssl
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,13 @@ from fasti.broker.host import Host
 from fasti.broker.metrics.counts import Metrics
 from fasti.cluster.bulletins import MemberSubjects
 from fasti.cluster.charter import settle_charter
-from fasti.cluster.member_records import MemberRecord
+from fasti.cluster.member_records import MemberRecord, MemberSettings
 from fasti.cluster.nats import NatsConnection, NatsOptions
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.doors.cluster_member import ClusterMember
 from fasti.doors.cluster_peers import ClusterPeers, PeerAnswers
 from fasti.errors import Unavailable
+from fasti.runtime import Runtime
 from fasti.settings.load import ServeSettings
 from fasti.settings.values import Address
 from fasti.storage.storage_engine import StorageEngine
@@ -30,11 +32,11 @@ from fasti.storage.storage_engine import StorageEngine
 class ClusterProcess:
     """One per process of a cluster. For one thread."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, runtime: Runtime | None = None) -> None:
         """Raises `unavailable` if NATS doesn't answer, `invalid_argument` if the cluster is another one."""
         assert settings.cluster is not None
         assert settings.nats is not None
-        self._settings, self._cluster = settings, settings.cluster
+        self._settings, self._cluster, self._runtime = settings, settings.cluster, runtime
         credentials = settings.nats_credentials
         tls = ssl.create_default_context(cafile=str(settings.nats_ca)) if settings.nats_ca else None
         self._connection = NatsConnection(
@@ -56,12 +58,16 @@ class ClusterProcess:
 
     def make_host(self, metrics: Metrics) -> Host:
         """A host without a shard."""
+        settings = self._settings
+        # A leap that the other members' clocks don't have is not believed before it is found out.
+        leap_us = min(settings.shard.clock_leap_max_us, settings.max_skew)
         host = Host(
             {},
-            self._settings.shard,
+            replace(settings.shard, clock_leap_max_us=leap_us),
             shards=self.charter.shards,
             cluster=self.charter.identity,
             metrics=metrics,
+            runtime=self._runtime,
         )
         host.cluster_view = self._view
         return host
@@ -81,7 +87,12 @@ class ClusterProcess:
         record = MemberRecord(name, address, incarnation=secrets.randbits(53))
         subjects = MemberSubjects(self._cluster)
         member = ClusterMember(
-            host, self._connection, self._cluster, record, partial(self._storage, name, address)
+            host,
+            self._connection,
+            self._cluster,
+            record,
+            partial(self._storage, name, address),
+            MemberSettings(max_skew_ms=self._settings.max_skew // 1000),
         )
         host.peers = ClusterPeers(self._connection, subjects, member.leader_of)
         self._answers = PeerAnswers(host, self._connection, subjects.call(name))

@@ -156,6 +156,12 @@ BROKER: tuple[Setting, ...] = (
         "With `cluster`: how much of the journal NATS keeps of each shard at most, on each of its servers. They must have room for it for all shards. The same for all brokers of a cluster.",
     ),
     Setting(
+        "max_skew",
+        Length("us", least=10_000),
+        250_000,
+        "With `cluster`: by how much a broker's clock may be off the median of all brokers' before it hands its shards over. The same for all brokers of a cluster.",
+    ),
+    Setting(
         "nats_credentials",
         FilePath(),
         None,

@@ -55,6 +55,7 @@ class ServeSettings:
     nats: tuple[str, ...] | None
     nats_replicas: int
     nats_journal_size: int
+    max_skew: int
     nats_credentials: Path | None
     nats_ca: Path | None
     broker_name: str | None

@@ -112,8 +112,25 @@ def test_a_leader_whose_clock_is_ahead_yields_and_does_not_come_back_until_it_is
     assert crowd.leaders() == ranked("abc")
 
 
-def test_a_leader_whose_clock_is_behind_or_a_little_ahead_stays() -> None:
-    for clock_ms in (-10_000, 200):
+def test_a_leader_whose_clock_is_behind_yields_to_one_whose_is_right() -> None:
+    crowd = settled()
+    name = crowd.leaders()[0]
+    assert name is not None
+    crowd.stations[name].clock_ms = -10_000
+    crowd.run(15_000)
+    assert name not in crowd.leaders().values()
+    assert {who for _, who, _ in crowd.did(YieldShard)} == {name}
+
+
+def test_of_two_the_one_that_is_ahead_yields_since_nobody_knows_who_is_right() -> None:
+    crowd = settled("ab")
+    crowd.stations["b"].clock_ms = -10_000
+    crowd.run(15_000)
+    assert set(crowd.leaders().values()) == {"b"}
+
+
+def test_a_leader_whose_clock_is_a_little_off_stays() -> None:
+    for clock_ms in (-200, 200):
         crowd = settled()
         name = crowd.leaders()[0]
         assert name is not None
@@ -316,6 +333,31 @@ def test_a_shard_is_handed_over_to_one_that_is_near_and_has_a_right_clock() -> N
     assert leading_below_b()[:2] == [StopAdmitting(0, "b"), YieldShard(0, "b")]
     assert leading_below_b(lag=17) == []
     assert leading_below_b(ahead_ms=300) == []
+
+
+def heard_until(members: Members, silent_ms: int, end_ms: int) -> list[object]:
+    """What a does, if b's beats and its own come until a moment and none after it."""
+    duties: list[object] = []
+    for now_ms in range(0, end_ms, 100):
+        if now_ms < silent_ms:
+            members.echo(now_ms)
+            item = ShardBeat(0, Role.LEADER, 4, 100)
+            members.hear(Beat("b", 0, now_ms * 1000, (item,)), now_ms, now_ms * 1000)
+        duties += members.decide(now_ms).duties
+    return duties
+
+
+def test_one_that_does_not_hear_itself_takes_nobody_for_dead_until_it_has_listened() -> None:
+    members = with_clocks(b=0)
+    assert StandForShard(0) not in heard_until(members, 1_000, 60_000)
+    # It hears itself again, and b is not there any more.
+    stood_ms = None
+    for now_ms in range(60_000, 70_000, 100):
+        members.echo(now_ms)
+        if stood_ms is None and StandForShard(0) in members.decide(now_ms).duties:
+            stood_ms = now_ms
+    assert stood_ms is not None
+    assert stood_ms >= 62_900
 
 
 events = st.lists(
