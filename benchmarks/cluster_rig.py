@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,7 +66,9 @@ class BenchCluster:
         plan = settle_plan(directory, BROKERS + 1, NODES, SHARDS, Address("127.0.0.1", 0))
         self.plan = plan = replace(plan, journal_bytes=_JOURNAL_BYTES)
         self.names = choose_names()
-        self._ended = threading.Condition()
+        # Who has ended without having been told to.
+        self._ended: set[str] = set()
+        self._ending: set[str] = set()
         program, parent, environment = find_server(), os.getpid(), child_environment()
 
         def child(name: str, command: Callable[[int], list[str]]) -> ClusterChild:
@@ -102,9 +103,15 @@ class BenchCluster:
         """Of the first three brokers."""
         return "fasti://" + ",".join(map(str, self.plan.listens[:BROKERS]))
 
-    def _note(self, _: str) -> None:
-        with self._ended:
-            self._ended.notify_all()
+    def _note(self, word: str) -> None:
+        what, _, name = word.partition(" ")
+        if what == "ended" and name not in self._ending:
+            self._ended.add(name)
+
+    def _check_running(self) -> None:
+        for name in self._ended:
+            child = self.brokers.get(name) or self.nodes[name]
+            raise FastiError(f"{child.take_end()}: {child.log.read_text()[-2000:]}")
 
     # What is known of it
 
@@ -119,13 +126,15 @@ class BenchCluster:
 
     def await_view(self, good: Callable[[View], bool], what: str) -> View:
         """The first view that is as wanted. Raises `timed_out`."""
-        until = time.monotonic() + _WITHIN_S
+        until, view = time.monotonic() + _WITHIN_S, None
         while time.monotonic() < until:
+            self._check_running()
             view = self.view()
             if view is not None and not view["leaderless"] and good(view):
                 return view
             time.sleep(_LOOK_S)
-        raise TimedOut(f"{what} took longer than {_WITHIN_S:g} s; see {self.plan.directory}")
+        seen = None if view is None else (leaders(view), view["members"])
+        raise TimedOut(f"{what} took longer than {_WITHIN_S:g} s; the last that was seen: {seen}")
 
     def await_share(self, names: list[str]) -> None:
         """Returns when every shard is led by the first in rank among these."""
@@ -192,6 +201,7 @@ class BenchCluster:
 
     def start(self, name: str) -> None:
         """A broker or a server, again or for the first time."""
+        self._ending.discard(name)
         (self.brokers.get(name) or self.nodes[name]).start()
 
     def kill(self, name: str) -> float:
@@ -204,6 +214,7 @@ class BenchCluster:
     def _end(self, children: list[ClusterChild], number: signal.Signals, within_s: float) -> None:
         running = [child for child in children if child.pid is not None]
         for child in running:
+            self._ending.add(child.name)
             child.stop(number)
         for child in running:
             child.join(within_s)

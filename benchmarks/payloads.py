@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-
-import numpy as np
+from random import Random
 
 KINDS = ("random", "json")
 _WORDS = ("paid", "open", "sent", "late", "card", "bank", "gift", "none", "east", "west", "home")
@@ -12,27 +11,25 @@ _WORDS = ("paid", "open", "sent", "late", "card", "bank", "gift", "none", "east"
 
 def payloads(kind: str, count: int, size_bytes: int, seed: int = 7) -> list[bytes]:
     """So many, all different, of this length or a little more."""
-    random = np.random.default_rng(seed)
+    random = Random(seed)
     if kind == "random":
-        return [random.bytes(size_bytes) for _ in range(count)]
+        return [random.randbytes(size_bytes) for _ in range(count)]
     return [_document(random, size_bytes) for _ in range(count)]
 
 
-def _document(random: np.random.Generator, size_bytes: int) -> bytes:
+def _document(random: Random, size_bytes: int) -> bytes:
     """An order with as many lines as it takes."""
-    lines: list[dict[str, object]] = []
-    order = {"order": int(random.integers(1 << 40)), "customer": int(random.integers(1 << 24))}
-    while True:
-        words = random.choice(_WORDS, 3)
-        lines.append(
-            {
-                "article": int(random.integers(1 << 20)),
-                "amount": int(random.integers(1, 20)),
-                "price": round(float(random.uniform(1, 500)), 2),
-                "state": str(words[0]),
-                "tags": [str(word) for word in words[1:]],
-            }
-        )
-        document = json.dumps({**order, "lines": lines}).encode()
-        if len(document) >= size_bytes:
-            return document
+    head = json.dumps({"order": random.getrandbits(40), "customer": random.getrandbits(24)})
+    lines: list[str] = []
+    size = len(head)
+    while size < size_bytes:
+        line = {
+            "article": random.getrandbits(20),
+            "amount": random.randrange(1, 20),
+            "price": round(random.uniform(1, 500), 2),
+            "state": random.choice(_WORDS),
+            "tags": random.sample(_WORDS, 2),
+        }
+        lines.append(json.dumps(line))
+        size += len(lines[-1]) + 2
+    return f'{head[:-1]}, "lines": [{", ".join(lines)}]}}'.encode()

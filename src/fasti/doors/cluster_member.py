@@ -19,6 +19,7 @@ from typing import Any
 
 from fasti.broker.host import Host
 from fasti.broker.logs import fields
+from fasti.broker.shard_map import Leader
 from fasti.broker.threads import Poller
 from fasti.cluster.bulletins import MemberSubjects, decode_beat, encode_beat
 from fasti.cluster.cluster_view import ClusterView, view_cluster
@@ -185,6 +186,10 @@ class ClusterMember:
                 journal = shard.store.journal
                 place = journal.epoch, journal.last_sequence
                 self._members.play(number, Role.LEADER, *place, now_ms)
+                leader = self._host.map.leader(number)
+                if leader.epoch > journal.epoch:
+                    # Taken over while it slept. Without an append it would never find out.
+                    self._move(number, Role.IDLE, partial(self._drop, leader))
             elif number in self._follows:
                 self._members.play(number, Role.STANDBY, 0, _COLD, now_ms)
             else:
@@ -253,6 +258,9 @@ class ClusterMember:
             return
         seconds = round(self._monotonic() - began, 3)
         _log.info("took a shard over", extra=fields(shard=shard, seconds=seconds))
+
+    def _drop(self, leader: Leader, shard: int) -> None:
+        self._host.drop(shard, leader.address, leader.epoch)
 
     def _let_go(self, shard: int, to: str) -> None:
         led = {each.place.number: each for each in self._host.all_shards()}.get(shard)
