@@ -38,6 +38,7 @@ NODES = BROKERS = SHARDS = 3
 _JOURNAL_BYTES = 3 << 30
 _WITHIN_S = 60.0
 _LOOK_S = 0.02
+_DEATHS_MAX = 4
 
 View = dict[str, Any]
 
@@ -109,9 +110,15 @@ class BenchCluster:
             self._ended.add(name)
 
     def _check_running(self) -> None:
-        for name in self._ended:
+        """What has ended is started again, as `fasti cluster up` does; not for ever."""
+        while self._ended:
+            name = self._ended.pop()
             child = self.brokers.get(name) or self.nodes[name]
-            raise FastiError(f"{child.take_end()}: {child.log.read_text()[-2000:]}")
+            line = child.take_end()
+            child.plan_restart()
+            if child.deaths >= _DEATHS_MAX:
+                raise FastiError(f"{line}: {child.log.read_text()[-2000:]}")
+            child.start()
 
     # What is known of it
 
