@@ -11,11 +11,15 @@ from fasti.cluster.nats import NatsConnection
 from fasti.cluster.patience import Timeouts
 from fasti.cluster.stream_journal import StreamJournal
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
-from fasti.errors import FastiError, NoQuorum
+from fasti.core import commands as co
+from fasti.core.keys import Rows
+from fasti.errors import NoQuorum
 from fasti.storage.frames import Frame
 from tests.cluster.nats_rig import NatsServers, new_cluster, wait_until
 from tests.cluster.stream_rig import ShardStreams
-from tests.integration.shard_rig import SETTINGS, make_topic, produce, shown
+from tests.integration.shard_rig import NOW_US, SETTINGS, int64s, make_topic, produce, shown
+
+LEASE_US = 1_000_000
 
 
 @pytest.fixture
@@ -72,14 +76,25 @@ def test_a_lost_follower_is_not_missed_and_a_lost_majority_heals(own_servers: Na
     connection.close()
 
 
-def try_produce(shard: Shard, payload: bytes) -> list[int]:
-    try:
-        return produce(shard, payload)
-    except FastiError:
-        return []
+def produce_command(shard: Shard, payload: bytes) -> co.Produce:
+    rows = Rows.of([payload])
+    return co.Produce("t", rows, co.When(due_us=NOW_US), keys=rows.keys(shard.store.seed))
 
 
-def test_a_shard_heals_by_itself_when_the_majority_is_back(own_servers: NatsServers) -> None:
+def lose_majority(servers: NatsServers) -> None:
+    for number in (1, 2):
+        servers.kill(number)
+
+
+def wait_for_stand(shard: Shard) -> None:
+    """Nothing becomes durable any more, and leases stand."""
+    wait_until(lambda: shard.no_quorum is not None and shard.ticks.stand, "the outage")
+
+
+def test_a_shard_waits_for_the_majority_with_its_sessions_and_leases(
+    own_servers: NatsServers,
+) -> None:
+    """Two of three are away for longer than a lease lasts."""
     connection = own_servers.connect()
     settings = StreamSettings(
         new_cluster(),
@@ -90,18 +105,33 @@ def test_a_shard_heals_by_itself_when_the_majority_is_back(own_servers: NatsServ
     )
     StreamStorage(connection, settings, 0, "broker").ensure_streams()
     shard: Shard = wait_until(lambda: try_open(connection, settings), "a leader of the streams")
-    make_topic(shard)
-    ids = produce(shard, b"before")
-    for number in (1, 2):
-        own_servers.kill(number)
-    # It is not answered as done; whether it happened is found out later.
-    assert try_produce(shard, b"meanwhile") == []
+    make_topic(shard, lease_us=LEASE_US)
+    engine = shard.engine
+    (first,) = produce(shard, b"before")
+    holder, other = shard.open_session(), shard.open_session()
+    holder.lease("t", "holder", 1)
+    held = holder.receive(60)
+    assert held is not None
+    other.lease("t", "other", 1)
+    lose_majority(own_servers)
+    answer = shard.submit([produce_command(shard, b"meanwhile")])
+    wait_for_stand(shard)
+    with pytest.raises(NoQuorum):
+        produce(shard, b"refused")
+    ended = shard.runtime.clock.tick() + LEASE_US
+    wait_until(lambda: shard.runtime.clock.tick() > ended, "the end of a lease")
+    assert not answer.done()
     for number in (1, 2):
         own_servers.start(number)
-    ids += wait_until(lambda: try_produce(shard, b"after"), "the shard")
-    found = shown(shard)
-    assert [found[id_] for id_ in ids] == [b"before", b"after"]
-    assert set(found.values()) - {b"meanwhile"} == {b"before", b"after"}
+    (reply,) = answer.result(60)
+    assert reply.all_ok
+    # The lease is the holder's, and what comes to the other one is the new message.
+    assert shard.call(co.Ack("t", held.leased.ids, int64s(held.leased.token)), 30).all_ok
+    delivery = other.receive(60)
+    assert delivery is not None
+    assert delivery.leased.ids.tolist() == reply.ids.tolist() != [first]
+    assert (shard.engine, shard.recoveries) == (engine, 0)
+    assert shown(shard) == {int(reply.ids[0]): b"meanwhile"}
     shard.close(checkpoint=False)
     connection.close()
 

@@ -94,7 +94,7 @@ def test_storage_without_a_quorum_is_waited_for_however_often_it_takes(
         def fail(journal: MemoryJournal) -> int:
             monkeypatch.setattr(MemoryJournal, "sync", sync)
             monkeypatch.setattr(storage, "open", refuse)
-            raise fasti.errors.NoQuorum("two of three are away")
+            raise fasti.errors.StorageFailed("the servers have lost the place of the last frames")
 
         sync = MemoryJournal.sync
         monkeypatch.setattr(MemoryJournal, "sync", fail)
