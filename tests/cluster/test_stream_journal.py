@@ -193,3 +193,33 @@ def test_a_foreign_message_in_the_stream_is_corruption(streams: ShardStreams) ->
     streams.connection.publish(streams.names.journal_subject, b"what is this")
     with pytest.raises(Corruption):
         streams.open_journal()
+
+
+def test_a_deposed_leader_can_prove_nothing(streams: ShardStreams) -> None:
+    first = streams.open_journal("first")
+    append(first, frame(1))
+    first.prove()
+    second = streams.open_journal("second")
+    with pytest.raises(Fenced):
+        first.prove()
+    second.prove()
+    assert seen(second) == [b"body 1"]
+
+
+def test_proofs_take_room_until_they_are_trimmed(streams: ShardStreams) -> None:
+    journal = streams.open_journal()
+    append(journal, frame(1))
+    room_bytes = journal.room_bytes()
+    took_bytes = sum(journal.prove() for _ in range(300))
+    assert room_bytes - journal.room_bytes() == took_bytes > 300 * 100
+    # They are few pieces, and of about that size.
+    (piece,) = journal.sealed()
+    assert took_bytes / 2 < piece.size_bytes < took_bytes * 2
+    streams.checkpoint(journal, 1)
+    journal.trim(1)
+    state = streams.connection.stream_state(streams.names.journal_stream)
+    assert state is not None
+    assert state.first_sequence == state.last_sequence + 1
+    append(journal, frame(2))
+    again = streams.open_journal()
+    assert seen(again, 1) == [b"body 2"]

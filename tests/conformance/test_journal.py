@@ -303,3 +303,25 @@ def test_a_closed_journal_says_so(kind: Kind) -> None:
     for call in (lambda: journal.append(frames(2, 2)), journal.sync, lambda: journal.body(1)):
         with pytest.raises(Closed):
             call()
+
+
+def test_a_proof_syncs_what_was_appended_and_shows_in_no_replay(kind: Kind) -> None:
+    journal = kind.open()
+    journal.append(frames(1, 2))
+    journal.sync()
+    took_bytes = journal.prove() + journal.prove()
+    assert (took_bytes > 0) == journal.is_replicated
+    journal.append(frames(3, 3))
+    if journal.is_replicated:
+        assert journal.prove() == 0
+    journal.sync()
+    journal.prove()
+    assert (journal.last_sequence, journal.synced_sequence) == (3, 3)
+    assert [stored.sequence for stored in journal.replay(0)] == [1, 2, 3]
+    again = kind.reopen(journal)
+    assert [stored.sequence for stored in again.replay(0)] == [1, 2, 3]
+    assert bytes(again.body(3)) == b"body 3"
+    again.append(frames(4, 4))
+    again.sync()
+    assert again.finished_sequence == 4
+    again.close()

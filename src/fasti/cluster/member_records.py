@@ -105,6 +105,10 @@ class Sighting:
         self._differences_us.append(beat.now_us - wall_us)
         return True
 
+    def forget_clock(self) -> None:
+        """One's own clock was set: what was known beside it says nothing any more."""
+        self._differences_us.clear()
+
     def miss(self) -> None:
         """A ping found nobody who listens."""
         self._no_responders += 1

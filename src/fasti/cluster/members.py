@@ -183,6 +183,11 @@ class Members:
         """This broker's own beat came back."""
         self._echo_ms = now_ms
 
+    def clock_was_set(self) -> None:
+        """This broker's own clock leapt: those of the others are not known until their next beats."""
+        for other in self._others.values():
+            other.forget_clock()
+
     def answer(self, name: str, now_ms: int) -> None:
         """A ping was answered."""
         if name in self._others:

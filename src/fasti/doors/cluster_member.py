@@ -46,6 +46,8 @@ _PING_S = 1.0
 _PAUSE_MS = 500
 # A cold standby is as near to the leader's end as it can be.
 _COLD = 1 << 62
+# A clock that is off by so much more than at the last look was set.
+_STEP_US = 50_000
 # For so long beats say that a shard was let go.
 _YIELDS_MS = 3_000
 
@@ -80,6 +82,7 @@ class ClusterMember:
         # Both are replaced as a whole.
         self._leaders: dict[int, str] = {}
         self._view: ClusterView | None = None
+        self._ahead_us = self._clock_ahead_us()
         self._stopping = threading.Event()
         self._stops: list[Callable[[], None]] = []
         self._poller = Poller(host.threads, "fasti-member", self.poll, parks=False)
@@ -134,7 +137,7 @@ class ClusterMember:
     # The connection's thread
 
     def _take_beat(self, data: bytes, _: str) -> None:
-        self._heard.append((self._hear, (data, self._clock_us())))
+        self._heard.append((self._hear, (data, self._monotonic())))
 
     def _answer_ping(self, _: bytes, reply_to: str) -> None:
         if reply_to:
@@ -156,15 +159,14 @@ class ClusterMember:
         now_ms = self._now_ms()
         self._members.learn(self._members.record._replace(weight=self.weight), now_ms)
         self._play(now_ms)
-        if self._host.clock.state is ClockState.DOUBTING and self._members.is_right(now_ms):
-            self._host.clock.accept()
+        self._watch_clock(now_ms)
         plan = self._members.decide(now_ms)
         self._note_leaders(now_ms)
         for duty in plan.duties:
             self._do(duty, now_ms)
         return max(0.0, (plan.wake_ms - self._now_ms()) / 1000)
 
-    def _hear(self, data: bytes, came_us: int) -> None:
+    def _hear(self, data: bytes, came_s: float) -> None:
         told = decode_beat(data)
         if told is None:
             return
@@ -174,7 +176,8 @@ class ClusterMember:
             self._members.echo(now_ms)
             return
         self._members.learn(record, now_ms)
-        self._members.hear(beat, now_ms, came_us)
+        # Of when it came, by the clock as it is now.
+        self._members.hear(beat, now_ms, int(came_s * 1e6) + self._clock_ahead_us())
         for shard, (epoch, to) in yields.items():
             if 0 <= shard < self._host.shards:
                 self._members.yielded(shard, epoch, to)
@@ -238,7 +241,7 @@ class ClusterMember:
                 pass  # A handover admits nothing while the shard is let go, and is over then.
 
     def _send_beat(self) -> None:
-        beat = self._members.beat(self._clock_us())
+        beat = self._members.beat(int(self._monotonic() * 1e6) + self._clock_ahead_us())
         self._connection.send(
             self._subjects.beats, encode_beat(self._members.record, beat, self._yields)
         )
@@ -280,9 +283,21 @@ class ClusterMember:
         self._host.drop(shard, None, epoch)
         self._yields[shard], self._yielded_ms[shard] = (epoch, to), self._now_ms()
 
-    def _clock_us(self) -> int:
-        """The time that the broker goes by, or will if a leap of its machine's clock is believed."""
-        return max(self._host.clock.now_us(), self._clock.wall_ns() // 1000)
+    def _clock_ahead_us(self) -> int:
+        """How far the time that the broker goes by is ahead of time that can't be set; or the time that it will
+        go by, if a leap of its machine's clock is believed.
+        """
+        now_us = max(self._host.clock.now_us(), self._clock.wall_ns() // 1000)
+        return now_us - int(self._monotonic() * 1e6)
+
+    def _watch_clock(self, now_ms: int) -> None:
+        ahead_us = self._clock_ahead_us()
+        if abs(ahead_us - self._ahead_us) > _STEP_US:
+            self._members.clock_was_set()
+        self._ahead_us = ahead_us
+        if self._host.clock.state is ClockState.DOUBTING and self._members.is_right(now_ms):
+            # The others' clocks say the same: it was set right.
+            self._host.clock.accept()
 
     def _step_down(self, shard: int) -> None:
         """Another leads it, under a higher epoch; where, the map has from its beats."""

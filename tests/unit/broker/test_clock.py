@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasti.broker import clock_record
-from fasti.broker.clock import HUNG_US, SLOWER, STEADY_US, ClockState, EngineClock, LeaseTicks
+from fasti.broker.clock import (
+    HUNG_US,
+    SLOWER,
+    STALLED_US,
+    STEADY_US,
+    ClockState,
+    EngineClock,
+    LeaseTicks,
+)
 from fasti.broker.machine_clock import watch_settings
 from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
@@ -370,3 +378,62 @@ def test_a_virtual_clock_that_leaps_is_taken_at_its_word() -> None:
     looked = ticks.look(None)
     hands.at_us += 1000 * SECOND_US
     assert ticks.look(looked + 1) == hands.at_us
+
+
+def test_ticks_stand_while_an_append_is_not_answered_and_go_on_from_there() -> None:
+    hands = Hands()
+    ticks = LeaseTicks(hands)
+    ticks.append_began()
+    hands.at_us += STALLED_US
+    assert ticks.now() == hands.at_us
+    assert not ticks.stand
+    stood = ticks.now()
+    hands.at_us += 60 * SECOND_US
+    # It is synced again and again: that is one append.
+    ticks.append_began()
+    assert ticks.stand
+    assert ticks.now() == ticks.look(stood - SECOND_US) == stood
+    assert ticks.append_ended()
+    assert ticks.now() == stood
+    hands.at_us += SECOND_US
+    assert not ticks.stand
+    assert ticks.look(None) == stood + SECOND_US
+
+
+def test_appends_that_are_answered_in_time_take_nothing_from_leases() -> None:
+    hands = Hands()
+    ticks = LeaseTicks(hands)
+    for _ in range(100):
+        ticks.append_began()
+        hands.at_us += STALLED_US
+        assert not ticks.append_ended()
+    assert ticks.now() == hands.at_us
+    assert not ticks.append_ended()
+
+
+def test_a_hang_during_a_stalled_append_counts_once() -> None:
+    hands = MachineHands()
+    ticks = LeaseTicks(hands)
+    looked = ticks.look(None)
+    ticks.append_began()
+    hands.at_us += 100 * SECOND_US
+    ticks.append_ended()
+    assert ticks.look(looked + SECOND_US) == looked + STALLED_US
+
+
+@given(st.lists(st.tuples(st.sampled_from("abe"), st.integers(0, 2 * SECOND_US)), max_size=60))
+def test_ticks_never_go_back_and_never_faster_than_the_clock(
+    steps: list[tuple[str, int]],
+) -> None:
+    hands = MachineHands()
+    ticks = LeaseTicks(hands)
+    before, at_us = ticks.now(), hands.at_us
+    for what, us in steps:
+        hands.at_us += us
+        if what == "b":
+            ticks.append_began()
+        elif what == "e":
+            ticks.append_ended()
+        now = ticks.look(before + SECOND_US)
+        assert 0 <= now - before <= hands.at_us - at_us
+        before, at_us = now, hands.at_us
