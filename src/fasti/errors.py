@@ -355,8 +355,8 @@ class StorageFailed(StorageError):
 class NoQuorum(StorageFailed):
     """Too few of the servers that keep a cluster's shard answer.
 
-    What was under way may or may not have happened. The shard finds out and goes on by itself when
-    enough of them are back.
+    Nothing was done. What was under way when they stopped answering waits, and is answered when enough of
+    them are back; then the shard goes on by itself.
     """
 
     code = "no_quorum"

@@ -168,6 +168,8 @@ def test_a_leader_whose_clock_leaps_ahead_yields_before_anything_is_early(
         assert liar.host.clock.read().state is ClockState.DOUBTING
         ahead_ms = others[0].clocks_ahead_ms()
         assert ahead_ms[liar.name] > 5_000
+        wait_until(lambda: liar.clocks_ahead_ms()[liar.name] > 5_000, "its own view")
+        assert "fasti_clock_ahead_seconds 10.0" in liar.host.metrics_text()
         assert abs(ahead_ms[others[0].name]) < 250
     # It is right again, and so are the others of which the same is said.
     liar.clock.ahead_us = 0
