@@ -316,7 +316,7 @@ class Committer:
             self.no_quorum = None
             seconds = round(self._monotonic() - self._no_quorum_since, 1)
             extra = fields(name=self._driver.name, seconds=seconds)
-            _log.warning("the servers that keep the shard's journal answer again", extra=extra)
+            _log.warning("the shard waits no longer for the servers of its journal", extra=extra)
             stood = True
         if stood:
             # The sequencer waits for no moment while leases stand.

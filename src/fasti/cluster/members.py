@@ -9,7 +9,7 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
   stand, rank r after r × 300 ms; after `LeaderYielded` its heir at once and the others one turn later.
 - The first in rank and the standbys follow the shard, and ping its leader.
 - A leader hands over to another that has ranked first for 10 s: it admits nothing, lets the other catch
-  up, and yields. If that takes too long, or the other goes, it admits again.
+  up, and yields. If that takes too long, or the other goes, or the journal doesn't answer, it admits again.
 - A leader whose clock is off the members' median by more than `max_skew` hands over at once, to the
   best in rank whose clock is right; a candidate so far ahead does not stand. The median is over all that
   live, oneself among them: one that is alone is never off. Of two, who is ahead is off, because early is
@@ -150,6 +150,8 @@ class Members:
         self._beat_ms = now_ms
         # When it last heard its own beat; None: it never did.
         self._echo_ms: int | None = None
+        # Shards of this leader whose journal doesn't answer: nobody could take them now, so they stay.
+        self.stalled: frozenset[int] = frozenset()
 
     # What comes in
 
@@ -308,7 +310,8 @@ class Members:
         self._wake_up(now_ms)
         duties: list[Duty] = []
         alive = self.alive(now_ms)
-        early, skewed = self._skewed(alive)
+        # What came late tells nothing about clocks.
+        early, skewed = (set(), set()) if self.listens(now_ms) else self._skewed(alive)
         wakes: list[int] = []
         pings: set[str] = set()
         for shard, claim in self._claims.items():
@@ -366,6 +369,8 @@ class Members:
         handover = self._handovers.get(shard)
         if handover is not None:
             return self._go_on(shard, handover, ranking, skewed, now_ms)
+        if shard in self.stalled:
+            return []
         target = self._successor(shard, ranking, skewed, now_ms)
         own = self._own.get(shard)
         if target is None or own is None or own.role is not Role.LEADER:
@@ -397,7 +402,7 @@ class Members:
         if handover.yielding:
             # `LeaderYielded` may be in the stream already: there is no way back but a take-over.
             return [YieldShard(shard, handover.to)]
-        lost = handover.to not in ranking.names or handover.to in skewed
+        lost = handover.to not in ranking.names or handover.to in skewed or shard in self.stalled
         late = now_ms - handover.since_ms >= self._settings.hand_over_max_ms
         if lost or late:
             del self._handovers[shard]

@@ -197,8 +197,10 @@ class NatsConnection:
             asyncio.run_coroutine_threadsafe(self._send(subject, data), self._loop)
 
     async def _send(self, subject: str, data: bytes) -> None:
-        with suppress(self._errors.Error, OSError):
-            await self._client.publish(subject, data)
+        # While it is connected again, nats-py would keep it and send it then: old news.
+        if self._client.is_connected:
+            with suppress(self._errors.Error, OSError):
+                await self._client.publish(subject, data)
 
     def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """The answer of whoever listens there. `TimedOut`, or `Unavailable` if nobody does."""

@@ -194,6 +194,9 @@ class ClusterMember:
     def _play(self, now_ms: int) -> None:
         """Its own part in each shard, as it is now."""
         here = {shard.place.number: shard for shard in self._host.all_shards()}
+        self._members.stalled = frozenset(
+            number for number, shard in here.items() if shard.ticks.stand or shard.no_quorum
+        )
         for number in range(self._host.shards):
             shard, role = here.get(number), self._moving.get(number)
             if role is not None:

@@ -354,12 +354,15 @@ def test_a_beat_that_comes_late_is_not_a_slow_clock() -> None:
     assert members.ahead_ms("a", {"a", "b", "c"}) == 0
 
 
-def leading_below_b(lag: int = 0, ahead_ms: int = 0) -> list[object]:
+def leading_below_b(
+    lag: int = 0, ahead_ms: int = 0, stalled: frozenset[int] = frozenset()
+) -> list[object]:
     """What leader a does in 15 s beside b, which ranks first; c is there for the median."""
     members = Members(MemberRecord("a", "a:1"), [0], 0, MemberSettings(listen_ms=0))
     members.learn(MemberRecord("b", "b:1", weight=1e9), 0)
     members.learn(MemberRecord("c", "c:1", weight=1e-9), 0)
     members.play(0, Role.LEADER, 4, 100, 0)
+    members.stalled = stalled
     duties: list[object] = []
     for now_ms in range(0, 15_000, 100):
         item = ShardBeat(0, Role.STANDBY, 4, 100 - lag)
@@ -373,6 +376,11 @@ def test_a_shard_is_handed_over_to_one_that_is_near_and_has_a_right_clock() -> N
     assert leading_below_b()[:2] == [StopAdmitting(0, "b"), YieldShard(0, "b")]
     assert leading_below_b(lag=17) == []
     assert leading_below_b(ahead_ms=300) == []
+
+
+def test_a_shard_whose_journal_does_not_answer_stays() -> None:
+    assert leading_below_b(stalled=frozenset({0})) == []
+    assert leading_below_b(stalled=frozenset({1})) != []
 
 
 def heard_until(members: Members, silent_ms: int, end_ms: int) -> list[object]:
