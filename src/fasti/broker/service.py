@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -40,8 +41,10 @@ from fasti.broker.shares import CountedShare, LeaseShare, Shares
 from fasti.broker.sinks.carrying import Carrier
 from fasti.broker.sinks.staging import StageIntake
 from fasti.broker.topics import read_topics
+from fasti.core.command import Command
+from fasti.core.numbered.commands import Numbered, Recall
 from fasti.core.queries import ReadTopics, TopicView
-from fasti.core.replies import Reply
+from fasti.core.replies import Done, Reply
 from fasti.errors import (
     Closed,
     FastiError,
@@ -53,6 +56,7 @@ from fasti.errors import (
     Unavailable,
 )
 from fasti.model import TopicSettings
+from fasti.protocol.numbered import ONCE
 
 if TYPE_CHECKING:
     from fasti.broker.host import Host
@@ -173,7 +177,7 @@ class Service:
             if action in _ALWAYS:
                 answer = carry_out(self, caller, requests.check_version(header), list(parts))
             else:
-                answer = self._carry_out(carry_out, caller, header, parts)
+                answer = self._carry_out(action, carry_out, caller, header, parts)
         except Exception as raised:
             error = _reason(raised, self.placement.catalogue)
             if error is None:
@@ -189,17 +193,21 @@ class Service:
         return answer
 
     def _carry_out(
-        self, action: Action, caller: Caller, header: Header, parts: Sequence[pa.Table]
+        self, name: str, action: Action, caller: Caller, header: Header, parts: Sequence[pa.Table]
     ) -> Answer:
         """Counted towards the caller's share while it is under way."""
         self.shares.calls.take(caller)
         try:
-            return action(self, caller, requests.check_version(header), list(parts))
-        except NotFound as error:
-            if not self._catch_up(error):
-                raise
-            # A topic that was not known here, and is: nothing was done.
-            return action(self, caller, requests.check_version(header), list(parts))
+            fields = requests.check_version(header)
+            if (once := fields.pop(ONCE, None)) is not None:
+                caller = replace(caller, call=requests.call_number(name, once))
+            try:
+                return action(self, caller, fields, list(parts))
+            except NotFound as error:
+                if not self._catch_up(error):
+                    raise
+                # A topic that was not known here, and is: nothing was done.
+                return action(self, caller, fields, list(parts))
         finally:
             self.shares.calls.give_back(caller)
 
@@ -394,12 +402,31 @@ class Service:
                 self.routes.route(command)
         return shard.submit(commands, lead=lead)
 
-    def command(self, command: Any) -> Any:
-        """One command's reply; its error is raised."""
+    def command(self, command: Command, caller: Caller | None = None, part: int = 0) -> Any:
+        """One command's reply; its error is raised.
+
+        With a `caller` whose call has a number it happens once, however often it is called; `part` tells
+        the commands of one call apart.
+        """
+        if caller is not None and caller.call is not None:
+            command = Numbered(command, caller.call, part)
         reply = self.routes.call(command)
         if reply.error is not None:
             raise reply.error
         return reply
+
+    def chosen(self, command: Command, caller: Caller) -> Any:
+        """The same for a command on messages that the call itself has chosen: it is found by `recall`."""
+        if caller.call is not None:
+            command = Numbered(command, caller.call, chosen=True)
+        return self.command(command)
+
+    def recall(self, caller: Caller) -> Any:
+        """What a call that is made again was answered the first time; None if it did not come, or is new."""
+        if caller.call is None or not caller.call.age_us:
+            return None
+        reply = self.command(Recall(caller.call))
+        return None if isinstance(reply, Done) else reply
 
     def mutation(self, op: str, topic: str, reply: Reply) -> Reply:
         """Counts what became of the rows."""

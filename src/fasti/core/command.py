@@ -26,9 +26,18 @@ class Command:
     needs_session: ClassVar[bool] = False
 
     @property
+    def bare(self) -> Command:
+        """The command itself, without the number of a call."""
+        return self
+
+    @property
     def parts(self) -> list[Any]:
         """The commands that it is made of."""
         return []
+
+    def named_ids(self) -> Int64s | None:
+        """The ids of messages that it names, if it does."""
+        return None
 
     def produces(self) -> Iterator[Produce]:
         """Every `Produce` in it."""
@@ -65,6 +74,9 @@ class ByIds(Command):
     __slots__ = ()
     ids: Int64s
 
+    def named_ids(self) -> Int64s | None:
+        return self.ids
+
     def count_rows(self) -> int:
         return len(self.ids)
 
@@ -84,6 +96,9 @@ class ByTarget(Command):
 
     __slots__ = ()
     target: Target
+
+    def named_ids(self) -> Int64s | None:
+        return self.target.ids
 
     def count_rows(self) -> int:
         return len(self.target)
