@@ -29,6 +29,11 @@ class Caller:
     # Of the call that is made, if it has one.
     call: CallNumber | None = field(default=None, compare=False)
 
+    def calling(self, call: CallNumber) -> Caller:
+        """The same with a call that has a number."""
+        known = (self.name, self.namespace, self.roles, self.peer, self.authenticated)
+        return Caller(*known, call)
+
     @property
     def is_local(self) -> bool:
         """Whether it is the process that the broker is embedded in, which shares with no other."""

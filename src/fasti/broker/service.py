@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -42,9 +41,9 @@ from fasti.broker.sinks.carrying import Carrier
 from fasti.broker.sinks.staging import StageIntake
 from fasti.broker.topics import read_topics
 from fasti.core.command import Command
-from fasti.core.numbered.commands import Numbered, Recall
+from fasti.core.numbered.commands import Numbered
 from fasti.core.queries import ReadTopics, TopicView
-from fasti.core.replies import Done, Reply
+from fasti.core.replies import Reply
 from fasti.errors import (
     Closed,
     FastiError,
@@ -200,7 +199,7 @@ class Service:
         try:
             fields = requests.check_version(header)
             if (once := fields.pop(ONCE, None)) is not None:
-                caller = replace(caller, call=requests.call_number(name, once))
+                caller = caller.calling(requests.call_number(name, once))
             try:
                 return action(self, caller, fields, list(parts))
             except NotFound as error:
@@ -414,19 +413,6 @@ class Service:
         if reply.error is not None:
             raise reply.error
         return reply
-
-    def chosen(self, command: Command, caller: Caller) -> Any:
-        """The same for a command on messages that the call itself has chosen: it is found by `recall`."""
-        if caller.call is not None:
-            command = Numbered(command, caller.call, chosen=True)
-        return self.command(command)
-
-    def recall(self, caller: Caller) -> Any:
-        """What a call that is made again was answered the first time; None if it did not come, or is new."""
-        if caller.call is None or not caller.call.age_us:
-            return None
-        reply = self.command(Recall(caller.call))
-        return None if isinstance(reply, Done) else reply
 
     def mutation(self, op: str, topic: str, reply: Reply) -> Reply:
         """Counts what became of the rows."""

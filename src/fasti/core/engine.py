@@ -315,10 +315,7 @@ class Engine:
                 # A command is refused before it does anything: this is a fault like any other.
                 return self._refuse(work, command, place, mark, error)
             work.abandon_group()
-            reply = Reply.refused(error)
-            if numbered is not None:
-                numbering.remember_refusal(work, numbered, reply)
-            return reply
+            return Reply.refused(error)
         except Exception as fault:
             return self._refuse(work, command, place, mark, fault)
 

@@ -17,7 +17,7 @@ from fasti.core import events as ev
 from fasti.core.catalogue.book import CatalogueBook
 from fasti.core.directory import NAMING, Directory
 from fasti.core.layout import ALONE, ShardPlace
-from fasti.core.numbered.events import CallAnswered
+from fasti.core.numbered.events import CallAnswered, RowsAnswered
 from fasti.core.ownership import OwnPartitions, own_partitions
 from fasti.core.producers import Producer, Receipt
 from fasti.core.rows.memory import Memory
@@ -196,6 +196,7 @@ class ShardState:
             ev.ProducerAdvanced: self._producer_advanced,
             ev.ProducerEnded: self._producer_ended,
             CallAnswered: self._call_answered,
+            RowsAnswered: self._call_answered,
             **self.sinks.events(),
             **self.catalogue.events(),
         }

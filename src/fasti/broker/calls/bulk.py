@@ -17,6 +17,7 @@ import numpy as np
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.listing import check_prefix, only_rows, with_prefix
+from fasti.broker.calls.remembered import change_chosen, recall
 from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, check_own, none
 from fasti.broker.calls.tally import Tally, last_id
 from fasti.core import commands as co
@@ -72,7 +73,7 @@ def _move_where(service: Service, caller: Caller, header: Header, parts: Parts) 
 
 
 def _changed(service: Service, caller: Caller, op: str, fields: Header, make: Any) -> Answer:
-    if (known := service.recall(caller)) is not None:
+    if (known := recall(service, caller)) is not None:
         return Tally.of(known).to_dict(last_id(known)), []
     found = _page(service, fields)
     tally = Tally()
@@ -80,7 +81,7 @@ def _changed(service: Service, caller: Caller, op: str, fields: Header, make: An
         command = make(found)
         command.versions = found.columns["version"].astype(np.int64)
         command.owner, command.dry_run = fields["owner"], fields["dry_run"]
-        reply = service.chosen(command, caller)
+        reply = change_chosen(service, command, caller)
         if not fields["dry_run"]:
             service.mutation(op, fields["topic"], reply)
         tally.add(found.ids, reply.status)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
+from fasti.broker.calls.remembered import change_chosen, recall
 from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts
 from fasti.broker.calls.tally import Tally, last_id
 from fasti.broker.reading import MOVED, fetch, redrive
@@ -67,7 +68,7 @@ def _redrive_dead(service: Service, caller: Caller, header: Header, parts: Parts
     when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
     if when.due_us is not None and when.delay_us is not None:
         raise InvalidArgument("either due_us or delay_us, not both", field="due_us")
-    if (known := service.recall(caller)) is not None:
+    if (known := recall(service, caller)) is not None:
         return _remembered(service, fields, known, parts), []
     messages = _page(service, fields, _ids(service, fields["topic"], parts))
     tally = Tally()
@@ -83,13 +84,13 @@ def _redrive_dead(service: Service, caller: Caller, header: Header, parts: Parts
 def _purge_dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = _checked(header)
     fields["limit"] = min(fields["limit"], _PIECE_ROWS)
-    if (known := service.recall(caller)) is not None:
+    if (known := recall(service, caller)) is not None:
         return _remembered(service, fields, known, parts), []
     messages = _page(service, fields, _ids(service, fields["topic"], parts))
     tally = Tally()
     if len(messages.ids):
         command = co.Purge(fields["topic"], messages.ids, group=fields["group"])
-        reply = service.mutation("purge", fields["topic"], service.chosen(command, caller))
+        reply = service.mutation("purge", fields["topic"], change_chosen(service, command, caller))
         tally.add(messages.ids, reply.status)
     return _answer(service, fields, messages, tally), []
 
@@ -205,7 +206,8 @@ def _remembered(service: Service, fields: Header, known: Any, parts: Parts) -> H
 def _redriven(service: Service, caller: Caller, fields: Header, ids: Int64s, when: co.When) -> Any:
     topic = fields["topic"]
     if fields["group"]:
-        return service.chosen(co.Redrive(topic, ids, None, when, fields["group"]), caller)
+        command = co.Redrive(topic, ids, None, when, fields["group"])
+        return change_chosen(service, command, caller)
     shard = service.placement.shard_of(topic)
     return redrive(shard, topic, ids, when, caller.call, chosen=True)
 
@@ -249,7 +251,7 @@ def _move(
             rows_of.append(mine)
             name = messages.names["owner"][owner]
             commands.append(_produce(service, target, name, batch.take(pa.array(mine))))
-        reply = service.chosen(co.Transaction(commands), caller)
+        reply = change_chosen(service, co.Transaction(commands), caller)
         if reply.committed:
             service.metrics.mutated("redrive", fields["topic"], reply.replies[0].status)
             break

@@ -117,7 +117,7 @@ def call_number(action: str, once: Any) -> CallNumber:
     if not isinstance(once, dict):
         raise InvalidArgument(f"{ONCE!r} must be a JSON object", field=ONCE)
     fields = checked(once, client=str, number=int, since=0, age_us=0)
-    client, number, age_us = fields["client"], fields["number"], fields["age_us"]
+    client, number = fields["client"], fields["number"]
     if not 0 < len(client) <= CLIENT_CHARS_MAX:
         raise InvalidArgument(
             f"a client's name has 1 to {CLIENT_CHARS_MAX} characters",
@@ -129,9 +129,9 @@ def call_number(action: str, once: Any) -> CallNumber:
     since = fields["since"] or number
     if not 0 < since <= number:
         raise InvalidArgument("since is a number up to the call's own", field="since", limit=number)
-    if age_us < 0:
+    if fields["age_us"] < 0:
         raise InvalidArgument("age_us can't be negative", field="age_us", limit=0)
-    return CallNumber(client, number, since, age_us)
+    return CallNumber(client, number, since, fields["age_us"])
 
 
 def integer(header: Header, name: str) -> int | None:

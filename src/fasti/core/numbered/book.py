@@ -13,23 +13,21 @@ if that was before, its answer may be among what is forgotten, else it is not. W
 from the events' own times, so that a replay forgets the same.
 
 A first attempt that comes late, behind its own repetition, finds the answer of that, or that it is too late.
-So a repetition is remembered whatever came of it, also if nothing happened; a first attempt only if
-something did.
+So the outcomes of a repetition are remembered also if nothing happened; those of a first attempt only if
+something did. What is refused as a whole has changed nothing, and is not remembered.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.numbered.commands import CallNumber
-from fasti.core.numbered.events import CallAnswered
+from fasti.core.numbered.events import EVEN, CallAnswered, RowsAnswered
 from fasti.core.producers import Receipt, pack_receipts, unpack_receipts
 from fasti.errors import CallForgotten
 from fasti.model import HOUR_US, MINUTE_US
@@ -48,40 +46,40 @@ _ANSWER_BYTES = 400
 _FORGOTTEN_PER_CALL = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The reply to a command, in few bytes. `receipt` has its rows, if there are any."""
+class Answer(NamedTuple):
+    """The reply to a command, in few bytes. `receipt` has its rows, if `value` doesn't say it all."""
 
-    number: int
-    part: int
     form: int
     value: Any
     has_ids: bool
     receipt: Receipt | None
+    # What it takes, about.
+    size_bytes: int
 
     @classmethod
-    def of(cls, event: CallAnswered) -> Answer:
-        """As it is told by the event."""
-        receipt = None
-        rows = len(event.status)
-        if rows:
-            ids = event.ids if len(event.ids) else np.zeros(rows, dtype=np.int64)
-            receipt = Receipt.of(event.number, event.status, ids, event.versions)
-        has_ids = bool(len(event.ids))
-        return cls(event.number, event.part, event.form, event.value, has_ids, receipt)
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes, about."""
+    def of(cls, form: int, value: Any, has_ids: bool, receipt: Receipt | None) -> Answer:
+        """With its size."""
         size = _ANSWER_BYTES
-        if self.receipt is not None:
-            size += len(self.receipt.runs) + len(self.receipt.order)
-        return size if self.value is None else size + _plain_bytes(self.value)
+        if form != EVEN:
+            size += _plain_bytes(value)
+        if receipt is not None:
+            size += len(receipt.runs) + len(receipt.order)
+        return cls(form, value, has_ids, receipt, size)
+
+
+def _answer(event: CallAnswered) -> Answer:
+    if type(event) is not RowsAnswered:
+        return Answer.of(event.form, event.value, False, None)
+    rows = len(event.status)
+    has_ids = bool(len(event.ids))
+    ids = event.ids if has_ids else np.zeros(rows, dtype=np.int64)
+    receipt = Receipt.of(event.number, event.status, ids, event.versions)
+    return Answer.of(event.form, event.value, has_ids, receipt)
 
 
 @dataclass(slots=True)
 class CallClient:
-    """One client's answers, in the order in which they were given."""
+    """One client's answers by number and part, in the order in which they were given."""
 
     # Nothing up to this number is carried out any more.
     floor: int = 0
@@ -89,17 +87,17 @@ class CallClient:
     answers: dict[tuple[int, int], Answer] = field(default_factory=dict)
     size_bytes: int = _CLIENT_BYTES
 
-    def add(self, answer: Answer, since: int) -> None:
+    def add(self, name: tuple[int, int], answer: Answer, since: int) -> None:
         """One more; those below `since` go."""
         if since - 1 > self.floor:
             self.floor = since - 1
-            for name in [name for name in self.answers if name[0] < since]:
-                self._drop(name)
+            for other in [other for other in self.answers if other[0] < since]:
+                self._drop(other)
         if len(self.answers) >= ANSWERS_MAX:
             first = next(iter(self.answers))
             self.floor = max(self.floor, first[0])
             self._drop(first)
-        self.answers[answer.number, answer.part] = answer
+        self.answers[name] = answer
         self.size_bytes += answer.size_bytes
 
     def _drop(self, name: tuple[int, int]) -> None:
@@ -138,7 +136,7 @@ class CallBook:
             client = self._clients[event.client] = CallClient()
             self.size_bytes += client.size_bytes + len(event.client)
         before = client.size_bytes
-        client.add(Answer.of(event), event.since)
+        client.add((event.number, event.part), _answer(event), event.since)
         client.seen_us = event.at_us
         self.size_bytes += client.size_bytes - before
         self._clients.move_to_end(event.client)
@@ -169,7 +167,7 @@ class CallBook:
         return {
             "forgotten_us": self.forgotten_us,
             "clients": [
-                [name, client.floor, client.seen_us, [_plain(a) for a in client.answers.values()]]
+                [name, client.floor, client.seen_us, [*map(_plain, client.answers.items())]]
                 for name, client in self._clients.items()
             ],
         }
@@ -179,27 +177,26 @@ class CallBook:
         self.forgotten_us = head["forgotten_us"]
         numbers = [a[5] for client in head["clients"] for a in client[3] if a[5] is not None]
         receipts = unpack_receipts("answer", numbers, columns)
-        for name, floor, seen_us, described in head["clients"]:
-            client = self._clients[name] = CallClient(floor, seen_us)
-            for answer in _answers(described, receipts):
-                client.answers[answer.number, answer.part] = answer
+        for client_name, floor, seen_us, described in head["clients"]:
+            client = self._clients[client_name] = CallClient(floor, seen_us)
+            for number, part, form, value, has_ids, packed in described:
+                receipt = None if packed is None else next(receipts)
+                answer = Answer.of(form, value, has_ids, receipt)
+                client.answers[number, part] = answer
                 client.size_bytes += answer.size_bytes
-            self.size_bytes += client.size_bytes + len(name)
+            self.size_bytes += client.size_bytes + len(client_name)
 
 
-def _plain(answer: Answer) -> list[Any]:
+def _plain(item: tuple[tuple[int, int], Answer]) -> list[Any]:
+    (number, part), answer = item
     numbers = None if answer.receipt is None else answer.receipt.numbers()
-    return [answer.number, answer.part, answer.form, answer.value, answer.has_ids, numbers]
-
-
-def _answers(described: list[Any], receipts: Iterator[Receipt]) -> Iterator[Answer]:
-    for number, part, form, value, has_ids, numbers in described:
-        receipt = None if numbers is None else next(islice(receipts, 1))
-        yield Answer(number, part, form, value, has_ids, receipt)
+    return [number, part, answer.form, answer.value, answer.has_ids, numbers]
 
 
 def _plain_bytes(value: Any) -> int:
     """What a plain value takes, about."""
+    if value is None:
+        return 0
     if isinstance(value, dict):
         return sum(_plain_bytes(key) + _plain_bytes(each) for key, each in value.items()) + 64
     if isinstance(value, list):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fasti.core.commands import Produce
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallNumber:
     """Which call of which client it is.
 

@@ -7,19 +7,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.command import Command
 from fasti.core.events import NONE, Int64s
 from fasti.core.numbered.book import Answer
 from fasti.core.numbered.commands import CallNumber, Numbered, Recall
-from fasti.core.numbered.events import CallAnswered
+from fasti.core.numbered.events import (
+    DONE,
+    EVEN,
+    REPLY,
+    TRANSACTION,
+    CallAnswered,
+    RowsAnswered,
+)
 from fasti.core.replies import Done, Reply, TransactionReply
 from fasti.core.work import Work
-from fasti.errors import CallForgotten, FastiError, Overloaded, error_from_code
+from fasti.errors import CallForgotten
 
-# What kind of reply it is: written into the journal, for ever.
-REPLY, TRANSACTION, DONE, ERROR = range(4)
 _NO_STATUS = np.zeros(0, dtype=np.uint8)
 _NO_ROWS = (_NO_STATUS, NONE, NONE)
+_REPLIES = (Reply, TransactionReply, Done)
 Columns = tuple[NDArray[np.uint8], Int64s, Int64s]
 
 
@@ -29,10 +34,17 @@ def recall(work: Work, numbered: Numbered) -> Any:
     if answer is None:
         return None
     named = numbered.command.named_ids()
-    receipt = answer.receipt
-    if receipt is not None and not answer.has_ids and (named is None or len(named) != receipt.rows):
-        raise _mismatch(numbered.call, receipt.rows)
+    rows = _rows_without_ids(answer)
+    if rows and (named is None or len(named) != rows):
+        raise _mismatch(numbered.call, rows)
     return _reply(answer, named)
+
+
+def _rows_without_ids(answer: Answer) -> int:
+    """How many ids are missing in an answer because the command has them."""
+    if answer.form == EVEN:
+        return int(answer.value[0])
+    return 0 if answer.receipt is None or answer.has_ids else answer.receipt.rows
 
 
 def recall_alone(work: Work, command: Recall) -> Any:
@@ -49,15 +61,16 @@ def _mismatch(call: CallNumber, rows: int) -> CallForgotten:
 
 
 def remember(work: Work, numbered: Numbered, reply: Any) -> None:
-    """Into the group of the command's own events."""
-    form, value, (status, ids, versions) = _pack(numbered, reply)
+    """Into the group of the command's own events. What only looks, or was refused, needn't be remembered."""
+    if type(reply) not in _REPLIES or reply.error is not None:
+        return
+    form, value, columns = _pack(numbered, reply)
     call = numbered.call
-    work.emit(
-        CallAnswered(
-            *(work.now_us, call.client, call.number, numbered.part, call.since),
-            *(form, value, status, ids, versions),
-        )
-    )
+    place = (work.now_us, call.client, call.number, numbered.part, call.since)
+    if columns is None:
+        work.emit(CallAnswered(*place, form, value))
+    else:
+        work.emit(RowsAnswered(*place, form, value, *columns))
 
 
 def is_kept(numbered: Numbered) -> bool:
@@ -67,41 +80,36 @@ def is_kept(numbered: Numbered) -> bool:
     return bool(numbered.call.age_us) and not numbered.chosen
 
 
-def remember_refusal(work: Work, numbered: Numbered, reply: Reply) -> None:
-    """A command was refused: nothing happened."""
-    error = reply.error
-    # One that was routed by old bindings is routed anew, and comes again under its number.
-    passes = isinstance(error, Overloaded) and "bindings_of" in error.details
-    if is_kept(numbered) and not passes and not isinstance(error, CallForgotten):
-        work.begin_group()
-        remember(work, numbered, reply)
-        work.end_group()
-
-
-def _pack(numbered: Numbered, reply: Any) -> tuple[int, Any, Columns]:
-    if reply.error is not None:
-        return ERROR, _pack_error(reply.error), _NO_ROWS
+def _pack(numbered: Numbered, reply: Any) -> tuple[int, Any, Columns | None]:
     if type(reply) is Reply:
-        ids = reply.ids
-        if not numbered.chosen and _are_named(numbered.command, ids):
-            ids = NONE
-        return REPLY, _besides(reply), (reply.status, ids, reply.versions)
+        value = _besides(reply)
+        if not len(reply.status):
+            return REPLY, value, None
+        if numbered.chosen or numbered.command.named_ids() is None:
+            return REPLY, value, (reply.status, reply.ids, reply.versions)
+        if value is None and (even := _pack_even(reply)) is not None:
+            return EVEN, even, None
+        return REPLY, value, (reply.status, NONE, reply.versions)
     if type(reply) is TransactionReply:
         replies: list[Reply] = reply.replies
         value = [int(reply.committed), [[len(each.status), _besides(each)] for each in replies]]
-        if not replies:
-            return TRANSACTION, value, _NO_ROWS
+        if not any(len(each.status) for each in replies):
+            return TRANSACTION, value, None
         columns = [[each.status, each.ids, each.versions] for each in replies]
         status, ids, versions = (np.concatenate(part) for part in zip(*columns, strict=True))
         return TRANSACTION, value, (status, ids, versions)
     assert type(reply) is Done, "a call with a number is answered by one of these"
-    return DONE, _plain(reply.value), _NO_ROWS
+    return DONE, _plain(reply.value), None
 
 
-def _are_named(command: Command, ids: Int64s) -> bool:
-    """Whether the ids of a reply are those that the command has."""
-    named = command.named_ids()
-    return named is not None and (ids is named or bool(np.array_equal(ids, named)))
+def _pack_even(reply: Reply) -> list[int] | None:
+    """How many rows, and the status and version of all of them, if they are alike."""
+    status, versions = reply.status, reply.versions
+    rows = len(status)
+    first, version = int(status[0]), int(versions[0])
+    if rows > 1 and ((status != first).any() or (versions != version).any()):
+        return None
+    return [rows, first, version]
 
 
 def _besides(reply: Reply) -> Any:
@@ -115,10 +123,6 @@ def _besides(reply: Reply) -> Any:
     )
     by = {str(row): name for row, name in (reply.by or {}).items()}
     return [at_us, by, reply.at_us is not None, reply.by is not None, reply.sent_before]
-
-
-def _pack_error(error: FastiError) -> list[Any]:
-    return [error.code, error.message, error.retry_after_us, _plain(error.details)]
 
 
 def _plain(value: Any) -> Any:
@@ -138,18 +142,16 @@ def _plain(value: Any) -> Any:
 
 
 def _reply(answer: Answer, named: Int64s | None) -> Any:
-    if answer.form == ERROR:
-        code, message, retry_after_us, details = answer.value
-        error = error_from_code(code, message, retry_after_us=retry_after_us, details=details)
-        return Reply.refused(error)
     if answer.form == DONE:
         return Done(answer.value)
+    if answer.form == EVEN:
+        rows, status, version = answer.value
+        ids = np.zeros(rows, dtype=np.int64) if named is None else named
+        return Reply(np.full(rows, status, np.uint8), ids, np.full(rows, version, np.int64))
     columns = _NO_ROWS if answer.receipt is None else answer.receipt.answers()
     if answer.form == REPLY:
-        status, ids, versions = columns
-        if not answer.has_ids and named is not None:
-            ids = named
-        return _with_besides(Reply(status, ids, versions), answer.value)
+        ids = columns[1] if answer.has_ids or named is None else named
+        return _with_besides(Reply(columns[0], ids, columns[2]), answer.value)
     committed, described = answer.value
     replies: list[Any] = []
     begin = 0
