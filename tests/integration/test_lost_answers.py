@@ -7,17 +7,12 @@ compare-and-set, `cancelled` of a cancel, `not_found` of a purge.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
-import pytest
-
 import fasti
-from fasti import aio
 from fasti.broker.launch import BrokerProcess
 from tests.integration.serve_rig import SEGMENTS, SMALL, WAIT_S
 from tests.shards.processes_rig import kill_and_wait
@@ -119,7 +114,9 @@ def make_topics(client: fasti.Client) -> None:
     client.create_topic("ticks", kind="cron")
 
 
-def work_through(address: str, kill: Callable[[int], None], workers: list[Callable[..., None]]) -> None:
+def work_through(
+    address: str, kill: Callable[[int], None], workers: list[Callable[..., None]]
+) -> None:
     """All workers at once, over some kills; what one of them finds wrong is raised."""
     pace = Pace(len(workers))
     with fasti.connect(address, timeout="60s") as client, ThreadPoolExecutor(len(workers)) as pool:
