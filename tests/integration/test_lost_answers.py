@@ -7,21 +7,21 @@ compare-and-set, `cancelled` of a cancel, `not_found` of a purge.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fasti
+from fasti import aio
 from fasti.broker.launch import BrokerProcess
 from tests.integration.serve_rig import SEGMENTS, SMALL, WAIT_S
 from tests.shards.processes_rig import kill_and_wait
 
 KILLS = 3
 # Calls that are answered between two kills, of each worker.
-CALLS = 25
-
-Worker = Callable[[fasti.Client, str, "Pace"], None]
+CALLS = 15
 
 
 class Pace:
@@ -105,6 +105,20 @@ def pause_and_go_on(client: fasti.Client, number: int, pace: Pace) -> None:
         assert (schedules.pause(name) if paused else schedules.resume(name)) is True
 
 
+def count_in_a_loop(client: fasti.Client, number: int, pace: Pace) -> None:
+    """The same in asyncio."""
+
+    async def run() -> None:
+        async with await aio.connect(str(client.transport), timeout="60s") as own:
+            entries, key, version = own.kv("counters"), f"loop-{number}", 0
+            while pace.is_on(number):
+                outcome = await entries.put(key, b"x", version=version)
+                assert outcome.status == "ok", (outcome, version)
+                version = outcome.version
+
+    asyncio.run(run())
+
+
 ALL = (count_up, cancel_each, move_one, exchange, pause_and_go_on)
 
 
@@ -147,7 +161,7 @@ def test_a_broker_that_is_killed(tmp_path: Path) -> None:
             broker.kill()
             broker.start()
 
-        work_through(broker.address, kill, [*ALL, count_up, cancel_each])
+        work_through(broker.address, kill, [*ALL, count_up, cancel_each, count_in_a_loop])
 
 
 def test_processes_of_a_broker_that_are_killed(tmp_path: Path) -> None:
