@@ -56,12 +56,15 @@ class PendingCall:
         """Whether to make it again, after an attempt that failed like this."""
         if isinstance(error, CallForgotten):
             return False
-        self._is_maybe |= not was_never_sent(error)
-        return bool(self._number) or self.action in REPEATABLE
+        if isinstance(error, (Unavailable, OutcomeUnknown)):
+            self._is_maybe |= not was_never_sent(error)
+            return bool(self._number) or self.action in REPEATABLE
+        # Refused for now, before anybody looked for what became of an earlier attempt.
+        return bool(self._number) and self._is_maybe and error.retryable
 
     def give_up(self, error: FastiError) -> FastiError:
         """What its caller is told if it is not made again."""
-        if self._number and self._is_maybe and isinstance(error, Unavailable):
+        if self._number and self._is_maybe and error.retryable:
             return OutcomeUnknown(
                 f"{self.action} may have happened or not: {error.message}", details=error.details
             )

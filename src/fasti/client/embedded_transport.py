@@ -40,7 +40,6 @@ from fasti.errors import (
     FastiError,
     IllegalTransition,
     InvalidArgument,
-    OutcomeUnknown,
     Unavailable,
 )
 from fasti.protocol.schemas import VERSION
@@ -191,11 +190,12 @@ class EmbeddedTransport(OnlyShard):
                         EMBEDDED, action, pending.header(fields), tables
                     )
                     return reply, [_table(part) for part in parts_out]
-                except OutcomeUnknown as error:
+                except FastiError as error:
                     # The broker recovers: the next attempt waits in its inbox until it has.
                     tries += 1
-                    if tries == _TRIES or not pending.may_repeat(error):
-                        raise
+                    ended = isinstance(error, Unavailable) or tries == _TRIES
+                    if ended or not pending.may_repeat(error):
+                        raise pending.give_up(error) from error.__cause__
 
     def produce(
         self,

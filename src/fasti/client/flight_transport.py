@@ -44,7 +44,7 @@ from fasti.client.transport import (
     OnlyShard,
     Stream,
 )
-from fasti.errors import Closed, FastiError, OutcomeUnknown, TimedOut, Unavailable
+from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.grpc_setup import CLIENT_OPTIONS, prepare_grpc
 from fasti.protocol.problems import error_from_json
@@ -212,11 +212,11 @@ class FlightTransport(OnlyShard):
                     return self.attempt(action, pending.header(header), parts, _left(until))
                 except TimedOut as error:
                     raise too_late(self, action, timeout) from error
-                except (Unavailable, OutcomeUnknown) as error:
+                except FastiError as error:
                     pause = min(pause * 2, _PAUSE_MAX_S)
                     wait = pause * random.uniform(0.5, 1.0)
                     if not pending.may_repeat(error) or time.monotonic() + wait > until:
-                        raise pending.give_up(error) from error
+                        raise pending.give_up(error) from error.__cause__
                 if self._closed.wait(wait):
                     raise Closed("the client is closed")
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from fasti.client.call_numbers import CallNumbers, PendingCall
-from fasti.errors import CallForgotten, FastiError, OutcomeUnknown, Unavailable
+from fasti.errors import (
+    CallForgotten,
+    FastiError,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+)
 from fasti.protocol.numbered import NUMBERED, ONCE
 from fasti.runtime import SystemRuntime
 
@@ -142,3 +149,18 @@ def test_every_numbered_action_is_one_of_the_brokers() -> None:
     from fasti.broker.calls.actions import ACTIONS
 
     assert set(ACTIONS) >= NUMBERED
+
+
+def test_a_refusal_says_nothing_of_an_attempt_before_it(numbers: CallNumbers) -> None:
+    full, missing = Overloaded("full"), NotFound("missing")
+    with numbers.call("cancel") as pending:
+        # Nothing was sent before: it is as it says.
+        assert not pending.may_repeat(full)
+        assert pending.give_up(full) is full
+    with numbers.call("cancel") as pending:
+        assert pending.may_repeat(LOST)
+        assert pending.may_repeat(full)
+        assert type(pending.give_up(full)) is OutcomeUnknown
+        # Told by those who have looked: it has not happened.
+        assert not pending.may_repeat(missing)
+        assert pending.give_up(missing) is missing

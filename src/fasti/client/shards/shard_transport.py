@@ -29,7 +29,7 @@ from fasti.client.transport import (
     OnlyShard,
     Stream,
 )
-from fasti.errors import FastiError, Moved, OutcomeUnknown, TimedOut, Unavailable
+from fasti.errors import FastiError, Moved, TimedOut, Unavailable
 from fasti.protocol.problems import error_from_json
 from fasti.runtime import Runtime
 
@@ -140,15 +140,18 @@ class ShardTransport(OnlyShard):
                 wait_s = 0.0 if moves == 1 and found else moving_s * random.uniform(0.5, 1.0)
                 moving_s = min(moving_s * 2, _MOVING_MAX_S)
                 if time.monotonic() + wait_s + _LAST_TRY_S > until:
-                    lost = self._lost(error)
-                    raise (lost if pending is None else pending.give_up(lost)) from error
-            except (Unavailable, OutcomeUnknown) as error:
-                again = repeat if pending is None else pending.may_repeat(error)
-                self._processes.ask(self.number, until)
+                    raise _given_up(pending, self._lost(error)) from error
+            except TimedOut:
+                raise
+            except FastiError as error:
+                lost = isinstance(error, Unavailable)
+                again = (lost and repeat) if pending is None else pending.may_repeat(error)
+                if lost:
+                    self._processes.ask(self.number, until)
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 pause_s = min(pause_s * 2, _PAUSE_MAX_S)
                 if not again or time.monotonic() + wait_s > until:
-                    raise (error if pending is None else pending.give_up(error)) from error
+                    raise _given_up(pending, error) from error.__cause__
             if wait_s:
                 self._processes.wait(wait_s)
 
@@ -232,6 +235,10 @@ class ShardTransport(OnlyShard):
 
     def close(self) -> None:
         """Nothing: the processes close with the client."""
+
+
+def _given_up(pending: PendingCall | None, error: FastiError) -> FastiError:
+    return error if pending is None else pending.give_up(error)
 
 
 def shard_transports(processes: Processes) -> list[Any]:
