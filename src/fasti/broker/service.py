@@ -201,7 +201,7 @@ class Service:
             if (once := fields.pop(ONCE, None)) is not None:
                 caller = caller.calling(requests.call_number(name, once))
             try:
-                return action(self, caller, fields, list(parts))
+                return action(self, caller, dict(fields), list(parts))
             except NotFound as error:
                 if not self._catch_up(error):
                     raise

@@ -7,7 +7,8 @@ Any thread.
 
 from __future__ import annotations
 
-import secrets
+import base64
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ class CallNumbers:
 
     def _draw(self) -> None:
         """A name that no other client has, in this process or another."""
-        self._client = secrets.token_urlsafe(16)
+        self._client = base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()
         self._last = 0
         # In the order in which they were begun, which is that of the numbers.
         self._open: dict[int, None] = {}

@@ -30,7 +30,7 @@ from fasti.core.numbered.commands import CallNumber
 from fasti.core.numbered.events import EVEN, CallAnswered, RowsAnswered
 from fasti.core.producers import Receipt, pack_receipts, unpack_receipts
 from fasti.errors import CallForgotten
-from fasti.model import HOUR_US, MINUTE_US
+from fasti.model import HOUR_US, SECOND_US
 
 # So many answers of one client, while it has calls without an answer: more than it makes at once.
 ANSWERS_MAX = 1_024
@@ -39,7 +39,7 @@ BYTES_MAX = 64 << 20
 REMEMBERED_US = HOUR_US
 # By so much the moment at which a call was first made may be earlier than it looks from here: the way of
 # the repetition, and clocks.
-_UNSURE_US = MINUTE_US
+_UNSURE_US = 10 * SECOND_US
 # The objects that a client and an answer are made of, about.
 _CLIENT_BYTES = 512
 _ANSWER_BYTES = 400
