@@ -118,7 +118,7 @@ def errors_page() -> str:
     outcomes = [f"| `{outcome.word}` | {OUTCOMES[outcome]} |" for outcome in Outcome]
     return f"""# Errors and outcomes
 
-{_NOTE}A command that can't be carried out as a whole is refused with an *error*, and nothing has changed (but for `unknown`, `storage_failed` and some of `internal`, where that can't be told). A command that was carried out answers an *outcome* for each of its rows.
+{_NOTE}A command that can't be carried out as a whole is refused with an *error*, and nothing has changed (but for `unknown`, `call_forgotten`, `storage_failed` and some of `internal`, where that can't be told). A command that was carried out answers an *outcome* for each of its rows.
 
 ## Errors
 

@@ -33,6 +33,7 @@ Every error that a caller may meet is a class below `FastiError`, and has
     ├── Moved                       moved                retryable: another process has the shard; nothing changed
     ├── TimedOut                    timed_out            retryable: no answer in the time allowed
     ├── OutcomeUnknown              unknown              retryable: it may or may not have happened
+    │   └── CallForgotten           call_forgotten       what became of it is not remembered any more
     └── StorageError                storage_error
         ├── StorageFull             storage_full         retryable; nothing was written
         ├── StorageFailed           storage_failed       what was under way is unknown
@@ -52,6 +53,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AlreadyExists",
+    "CallForgotten",
     "ClockBehind",
     "Closed",
     "Corruption",
@@ -331,6 +333,16 @@ class OutcomeUnknown(FastiError):
 
     code = "unknown"
     retryable = True
+
+
+class CallForgotten(OutcomeUnknown):
+    """The call was made again, and what became of it the first time is not remembered any more.
+
+    Nothing was done this time. To make it again is no use: look at what it was to change.
+    """
+
+    code = "call_forgotten"
+    retryable = False
 
 
 class StorageError(FastiError):

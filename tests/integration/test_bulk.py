@@ -136,7 +136,7 @@ def test_what_changes_in_between_answers_conflict(tmp_path: Any) -> None:
         command = service.command
 
         def moved_meanwhile(sent: Any) -> Any:
-            if type(sent).__name__ == "Cancel":
+            if type(sent.bare).__name__ == "Cancel":
                 service.command = command
                 client.messages("t").move(key="b", delay="2h")
             return command(sent)

@@ -13,6 +13,7 @@ PINNED = {
     "aborted": "TransactionAborted",
     "already_exists": "AlreadyExists",
     "clock_behind": "ClockBehind",
+    "call_forgotten": "CallForgotten",
     "closed": "Closed",
     "corruption": "Corruption",
     "cross_shard": "CrossShard",

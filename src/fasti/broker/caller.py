@@ -7,7 +7,11 @@ is not decided yet: its namespace and its roles are carried so that one place be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fasti.core.numbered.commands import CallNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,18 @@ class Caller:
     peer: str = "embedded"
     # Whether a token or a certificate proves the name.
     authenticated: bool = False
+    # Of the call that is made, if it has one.
+    call: CallNumber | None = field(default=None, compare=False)
+
+    def calling(self, call: CallNumber) -> Caller:
+        """The same with a call that has a number."""
+        known = (self.name, self.namespace, self.roles, self.peer, self.authenticated)
+        return Caller(*known, call)
 
     @property
     def is_local(self) -> bool:
         """Whether it is the process that the broker is embedded in, which shares with no other."""
-        return self is EMBEDDED
+        return self == EMBEDDED
 
     @property
     def is_peer(self) -> bool:

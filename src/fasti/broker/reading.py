@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fasti.core.command import Command
 from fasti.core.commands import Get, Redrive, Target, Update, When
 from fasti.core.fields import FIELDS
 from fasti.core.keys import Keys, Rows
+from fasti.core.numbered.commands import CallNumber, Numbered
 from fasti.core.replies import Messages, Reply, blank
 from fasti.errors import Closed, FastiError, Gone, InvalidArgument, NotFound
 from fasti.model import Outcome
@@ -124,10 +126,18 @@ def refreshed(shard: Shard, topic: str, target: Target, rows: Rows) -> Rows:
     return Rows(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
 
 
-def redrive(shard: Shard, topic: str, ids: Int64s, when: When) -> Reply:
+def redrive(
+    shard: Shard,
+    topic: str,
+    ids: Int64s,
+    when: When,
+    call: CallNumber | None = None,
+    chosen: bool = False,
+) -> Reply:
     """`Redrive`, with the keys of the dead, which the engine doesn't keep.
 
-    Those whose payload can't be read stay dead: their outcome is `dead`.
+    Those whose payload can't be read stay dead: their outcome is `dead`. With a `call` it happens once,
+    see `Numbered`.
     """
     lost = _find_lost(shard, topic, ids)
     if lost.any():
@@ -136,7 +146,10 @@ def redrive(shard: Shard, topic: str, ids: Int64s, when: When) -> Reply:
         lost = _find_lost(shard, topic, ids)
     _, contents = fetch(shard, topic, Target(ids=ids[~lost]), _gather_names)
     keys = Keys(contents.column("key"), shard.store.seed)
-    reply: Reply = shard.call(Redrive(topic, ids[~lost], keys, when), lead=True)
+    command: Command = Redrive(topic, ids[~lost], keys, when)
+    if call is not None:
+        command = Numbered(command, call, chosen=chosen)
+    reply: Reply = shard.call(command, lead=True)
     if not lost.any() or reply.error is not None:
         return reply
     whole = blank(len(ids))

@@ -99,6 +99,6 @@ def find_culprit(requests: list[Request], place: int | None) -> tuple[Request | 
     if place is not None:
         for request in requests:
             if place < len(request.inputs):
-                return request, request.inputs[place]
+                return request, request.inputs[place].bare
             place -= len(request.inputs)
     return None, None

@@ -296,7 +296,8 @@ class Sequencer:
         culprit, command = find_culprit(requests, failed.place)
         known = culprit is not None or bool(failed.serving)
         if not known and len(requests) == 1 and requests[0].suspect:
-            culprit, command = requests[0], requests[0].inputs[0] if requests[0].inputs else None
+            first = requests[0].inputs[0].bare if requests[0].inputs else None
+            culprit, command = requests[0], first
         if culprit is not None:
             culprit.answer.set_exception(internal_error(command, cause))
         self._shard.faults.note_dropped(command, cause, failed.serving)

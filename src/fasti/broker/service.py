@@ -40,6 +40,8 @@ from fasti.broker.shares import CountedShare, LeaseShare, Shares
 from fasti.broker.sinks.carrying import Carrier
 from fasti.broker.sinks.staging import StageIntake
 from fasti.broker.topics import read_topics
+from fasti.core.command import Command
+from fasti.core.numbered.commands import Numbered
 from fasti.core.queries import ReadTopics, TopicView
 from fasti.core.replies import Reply
 from fasti.errors import (
@@ -53,6 +55,7 @@ from fasti.errors import (
     Unavailable,
 )
 from fasti.model import TopicSettings
+from fasti.protocol.numbered import ONCE
 
 if TYPE_CHECKING:
     from fasti.broker.host import Host
@@ -173,7 +176,7 @@ class Service:
             if action in _ALWAYS:
                 answer = carry_out(self, caller, requests.check_version(header), list(parts))
             else:
-                answer = self._carry_out(carry_out, caller, header, parts)
+                answer = self._carry_out(action, carry_out, caller, header, parts)
         except Exception as raised:
             error = _reason(raised, self.placement.catalogue)
             if error is None:
@@ -189,17 +192,21 @@ class Service:
         return answer
 
     def _carry_out(
-        self, action: Action, caller: Caller, header: Header, parts: Sequence[pa.Table]
+        self, name: str, action: Action, caller: Caller, header: Header, parts: Sequence[pa.Table]
     ) -> Answer:
         """Counted towards the caller's share while it is under way."""
         self.shares.calls.take(caller)
         try:
-            return action(self, caller, requests.check_version(header), list(parts))
-        except NotFound as error:
-            if not self._catch_up(error):
-                raise
-            # A topic that was not known here, and is: nothing was done.
-            return action(self, caller, requests.check_version(header), list(parts))
+            fields = requests.check_version(header)
+            if (once := fields.pop(ONCE, None)) is not None:
+                caller = caller.calling(requests.call_number(name, once))
+            try:
+                return action(self, caller, dict(fields), list(parts))
+            except NotFound as error:
+                if not self._catch_up(error):
+                    raise
+                # A topic that was not known here, and is: nothing was done.
+                return action(self, caller, fields, list(parts))
         finally:
             self.shares.calls.give_back(caller)
 
@@ -394,8 +401,14 @@ class Service:
                 self.routes.route(command)
         return shard.submit(commands, lead=lead)
 
-    def command(self, command: Any) -> Any:
-        """One command's reply; its error is raised."""
+    def command(self, command: Command, caller: Caller | None = None, part: int = 0) -> Any:
+        """One command's reply; its error is raised.
+
+        With a `caller` whose call has a number it happens once, however often it is called; `part` tells
+        the commands of one call apart.
+        """
+        if caller is not None and caller.call is not None:
+            command = Numbered(command, caller.call, part)
         reply = self.routes.call(command)
         if reply.error is not None:
             raise reply.error

@@ -212,7 +212,7 @@ class Shard:
         for command in inputs:
             self._route(command)
             if engine is None and self.faults.suspects:
-                self.faults.check(command)
+                self.faults.check(command.bare)
         return self.sequencer.enter(Request.of(inputs, self.runtime.future(), engine), lead)
 
     def ask(self, query: Any, engine: Engine | None = None) -> Future[Any]:

@@ -48,6 +48,7 @@ ERROR_EXITS: dict[str, int] = {
     "wrong_shard": 40,
     "cross_shard": 41,
     "moved": 42,
+    "call_forgotten": 43,
     "storage_error": 30,
     "storage_full": 31,
     "storage_failed": 32,

@@ -24,6 +24,7 @@ from fasti.broker.placement import OneShard
 from fasti.broker.service import Exchange, Service
 from fasti.broker.shard import Shard
 from fasti.client import forking
+from fasti.client.call_numbers import CallNumbers
 from fasti.client.transport import (
     TIMEOUT_S,
     Arrived,
@@ -34,13 +35,21 @@ from fasti.client.transport import (
     OnlyShard,
 )
 from fasti.config import Durability, ShardSettings
-from fasti.errors import Closed, FastiError, IllegalTransition, InvalidArgument, Unavailable
+from fasti.errors import (
+    Closed,
+    FastiError,
+    IllegalTransition,
+    InvalidArgument,
+    Unavailable,
+)
 from fasti.protocol.schemas import VERSION
 from fasti.runtime import may_be_interrupted
 from fasti.storage.directory import directory_storage, shard_storages
 from fasti.storage.storage_engine import StorageEngine
 
 _VERSION = {"version": VERSION}
+# So often a call is made whose outcome is not known, because the broker failed and recovers.
+_TRIES = 4
 
 
 class LocalClock:
@@ -140,6 +149,7 @@ class EmbeddedTransport(OnlyShard):
         self.service = service
         self.runtime = service.placement.catalogue.runtime
         self.clock = clock or LocalClock(service.clock)
+        self._numbers = CallNumbers(self.runtime)
         self._open: set[_ProduceStream | _ConsumeStream] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -171,10 +181,21 @@ class EmbeddedTransport(OnlyShard):
         """Carried out in this thread."""
         self._check_here()
         tables = [_table(part) for part in parts]
-        reply, reply_parts = self.service.call(
-            EMBEDDED, action, {**_VERSION, **(header or {})}, tables
-        )
-        return reply, [_table(part) for part in reply_parts]
+        fields = {**_VERSION, **(header or {})}
+        tries = 0
+        with self._numbers.call(action) as pending:
+            while True:
+                try:
+                    reply, parts_out = self.service.call(
+                        EMBEDDED, action, pending.header(fields), tables
+                    )
+                    return reply, [_table(part) for part in parts_out]
+                except FastiError as error:
+                    # The broker recovers: the next attempt waits in its inbox until it has.
+                    tries += 1
+                    ended = isinstance(error, Unavailable) or tries == _TRIES
+                    if ended or not pending.may_repeat(error):
+                        raise pending.give_up(error) from error.__cause__
 
     def produce(
         self,

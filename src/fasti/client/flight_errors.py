@@ -11,6 +11,8 @@ from fasti.client.address import NO_BROKER
 from fasti.errors import (
     FastiError,
     InvalidArgument,
+    Moved,
+    Overloaded,
     PermissionDenied,
     TimedOut,
     Unauthenticated,
@@ -48,6 +50,11 @@ _MEANINGS = (
     ("broken pipe", "the connection to the broker was lost"),
     ("goaway", "the broker has ended the connection"),
 )
+# Those that say that there was no connection to send anything by.
+_NO_CONNECTION = (
+    *("connection refused", "lookup failed", "errors resolving", "name resolution"),
+    *("handshak", "certificate", "no route to host", "network is unreachable", "failed to connect"),
+)
 _DEBUG = re.compile(r"\.? ?(gRPC client debug context|Client context|Detail).*", re.DOTALL)
 
 
@@ -75,6 +82,17 @@ def fasti_error(error: BaseException) -> FastiError:
     if isinstance(error, (TypeError, ValueError)):
         return InvalidArgument(f"this can't be sent: {text}")
     return FastiError(f"{type(error).__name__}: {text}")
+
+
+def was_never_sent(error: FastiError) -> bool:
+    """Whether a call that failed like this has not reached a broker, or was not taken by it."""
+    if isinstance(error, (Moved, Overloaded)):
+        return True
+    if not isinstance(error, Unavailable):
+        return False
+    cause = str(error.details.get("cause", "")).lower()
+    # A broker's own word comes without a cause: it is stopping, and has done nothing.
+    return not cause or any(sign in cause for sign in _NO_CONNECTION)
 
 
 def _plainly(text: str) -> str:

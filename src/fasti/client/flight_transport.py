@@ -6,9 +6,9 @@ transport, with connections and a clock of its own.
 Connections are made when they are needed and thrown away when they fail; the next use makes a new
 one, to the next address if there are several. Actions, produce streams and sessions use connections
 of their own, so that a large batch doesn't stand before a small word. Small calls that follow each other
-closely go over streams that stay open (call_streams.py). What can be asked twice
-without harm is asked again, within the time allowed, while no broker answers; everything else is
-the caller's to repeat.
+closely go over streams that stay open (call_streams.py). What can be asked twice without harm, and what
+has a number (call_numbers.py), is asked again, within the time allowed, while no broker answers; everything
+else is the caller's to repeat.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import pyarrow.flight as flight
 
 from fasti.client import forking
 from fasti.client.address import Address, host_and_port, warn_of_clear_token
+from fasti.client.call_numbers import CallNumbers
 from fasti.client.call_streams import CallStreams, Opened
 from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
@@ -35,7 +36,6 @@ from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStre
 from fasti.client.peers import Peers
 from fasti.client.transport import (
     LOCATION,
-    REPEATABLE,
     Arrived,
     BrokerClock,
     Content,
@@ -106,6 +106,7 @@ class FlightTransport(OnlyShard):
         # When an action was answered.
         self._answered_at = -_MOMENT_S
         self._gate = forking.CallGate()
+        self._numbers = CallNumbers(self.runtime)
         self._call_streams = CallStreams(partial(_open_call_stream, weakref.ref(self)))
         # What gRPC may be at work for, besides streams: answers that are being read, and connections.
         self._reads: dict[int, tuple[Any, Any]] = {}
@@ -205,18 +206,19 @@ class FlightTransport(OnlyShard):
         header = versioned(header or {})
         until = time.monotonic() + (self.timeout_s if timeout is None else timeout)
         pause = _PAUSE_FIRST_S
-        while True:
-            try:
-                return self.attempt(action, header, parts, _left(until))
-            except TimedOut as error:
-                raise too_late(self, action, timeout) from error
-            except Unavailable:
-                pause = min(pause * 2, _PAUSE_MAX_S)
-                wait = pause * random.uniform(0.5, 1.0)
-                if action not in REPEATABLE or time.monotonic() + wait > until:
-                    raise
-            if self._closed.wait(wait):
-                raise Closed("the client is closed")
+        with self._numbers.call(action) as pending:
+            while True:
+                try:
+                    return self.attempt(action, pending.header(header), parts, _left(until))
+                except TimedOut as error:
+                    raise too_late(self, action, timeout) from error
+                except FastiError as error:
+                    pause = min(pause * 2, _PAUSE_MAX_S)
+                    wait = pause * random.uniform(0.5, 1.0)
+                    if not pending.may_repeat(error) or time.monotonic() + wait > until:
+                        raise pending.give_up(error) from error.__cause__
+                if self._closed.wait(wait):
+                    raise Closed("the client is closed")
 
     def attempt(
         self, action: str, header: Header, parts: Sequence[pa.RecordBatch], timeout_s: float

@@ -7,7 +7,6 @@ numbers go into `head`, which is plain values, and columns into `columns`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.producers import ORDER, RUN, Producer, Receipt
+from fasti.core.producers import Producer, pack_receipts, unpack_receipts
 from fasti.core.state import ShardState, Topic
 from fasti.core.timeline.partition import Partition
 from fasti.core.timeline.stages import Stage, StagedRows
@@ -59,6 +58,8 @@ def capture(state: ShardState) -> Capsule:
     }
     if state.catalogue.version:
         head["catalogue"] = state.catalogue.capture()
+    if len(state.calls) or state.calls.forgotten_us:
+        head["calls"] = state.calls.capture(columns)
     bitmaps = memory.marks.bitmaps()
     columns["marks.block"] = np.array(list(bitmaps), dtype=np.int64)
     columns["marks.bytes"] = np.array([len(b) for b in bitmaps.values()], dtype=np.int64)
@@ -85,6 +86,8 @@ def restore(state: ShardState, capsule: Capsule) -> None:
         _restore_stage(state, described, columns)
     state.sinks.restore(head["sinks"])
     _restore_producers(state, head["producers"], columns)
+    if "calls" in head:
+        state.calls.restore(head["calls"], columns)
 
 
 def dead_rows(capsule: Capsule) -> dict[int, NDArray[np.uint8]]:
@@ -220,40 +223,19 @@ def _restore_stage(state: ShardState, described: dict[str, Any], columns: dict[s
 def _capture_producers(state: ShardState, columns: dict[str, Any]) -> list[Any]:
     producers = state.producers.all()
     receipts = [receipt for producer in producers.values() for receipt in producer.receipts]
-    runs = np.frombuffer(b"".join(receipt.runs for receipt in receipts), RUN)
-    for name in RUN.names or ():
-        columns[f"receipt.{name}"] = np.ascontiguousarray(runs[name])
-    order = np.frombuffer(b"".join(receipt.order for receipt in receipts), ORDER)
-    columns["receipt.order"] = order
+    pack_receipts("receipt", receipts, columns)
     return [
-        [name, p.last_sequence, p.known_until_us, [_numbers(r) for r in p.receipts], p.seen_us]
+        [name, p.last_sequence, p.known_until_us, [r.numbers() for r in p.receipts], p.seen_us]
         for name, p in producers.items()
     ]
 
 
-def _numbers(receipt: Receipt) -> list[int]:
-    """Its sequence, and how many rows, runs and numbers of partitions it has."""
-    runs, order = len(receipt.runs) // RUN.itemsize, len(receipt.order) // ORDER.itemsize
-    return [receipt.sequence, receipt.rows, runs, order]
-
-
 def _restore_producers(state: ShardState, described: list[Any], columns: dict[str, Any]) -> None:
-    made = _receipts([numbers for each in described for numbers in each[3]], columns)
+    numbers = [numbers for each in described for numbers in each[3]]
+    made = unpack_receipts("receipt", numbers, columns)
     for name, last_sequence, known_until_us, own, seen_us in described:
         receipts = [*islice(made, len(own))]
         state.producers.set(name, Producer(last_sequence, known_until_us, seen_us, receipts))
-
-
-def _receipts(numbers: list[list[int]], columns: dict[str, Any]) -> Iterator[Receipt]:
-    runs = np.zeros(len(columns["receipt.rows"]), dtype=RUN)
-    for name in RUN.names or ():
-        runs[name] = columns[f"receipt.{name}"]
-    order = columns["receipt.order"].astype(ORDER)
-    begin = place = 0
-    for sequence, rows, count, placed in numbers:
-        part, its_order = runs[begin : begin + count], order[place : place + placed]
-        yield Receipt(sequence, rows, part.tobytes(), its_order.tobytes())
-        begin, place = begin + count, place + placed
 
 
 def _capture_leases(state: ShardState, columns: dict[str, Any]) -> list[str]:

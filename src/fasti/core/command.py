@@ -31,9 +31,18 @@ class Command:
     needs_proof: ClassVar[bool] = False
 
     @property
+    def bare(self) -> Command:
+        """The command itself, without the number of a call."""
+        return self
+
+    @property
     def parts(self) -> list[Any]:
         """The commands that it is made of."""
         return []
+
+    def named_ids(self) -> Int64s | None:
+        """The ids of messages that it names, if it does."""
+        return None
 
     def produces(self) -> Iterator[Produce]:
         """Every `Produce` in it."""
@@ -72,6 +81,9 @@ class ByIds(Command):
     needs_proof: ClassVar[bool] = True
     ids: Int64s
 
+    def named_ids(self) -> Int64s | None:
+        return self.ids
+
     def count_rows(self) -> int:
         return len(self.ids)
 
@@ -93,6 +105,9 @@ class ByTarget(Command):
     __slots__ = ()
     needs_proof: ClassVar[bool] = True
     target: Target
+
+    def named_ids(self) -> Int64s | None:
+        return self.target.ids
 
     def count_rows(self) -> int:
         return len(self.target)

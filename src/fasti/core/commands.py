@@ -162,6 +162,9 @@ class Update(WithPayloads):
     # The outcomes are told, and nothing changes.
     dry_run: bool = False
 
+    def named_ids(self) -> Int64s | None:
+        return self.target.ids
+
 
 @dataclass(slots=True)
 class Reprioritise(ByTarget):

@@ -37,6 +37,8 @@ from fasti.core.idle import Idle
 from fasti.core.kind import Handler, Kind
 from fasti.core.kinds import KIND_CLASSES
 from fasti.core.layout import ALONE, ShardPlace
+from fasti.core.numbered import deciding as numbering
+from fasti.core.numbered.commands import Numbered, Recall
 from fasti.core.replies import Done, Reply, Step, TransactionReply
 from fasti.core.routing import bindings, fanout
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
@@ -61,7 +63,7 @@ _BY_EVENTS_ONLY = (
     *(sink_commands.DropStages, sink_commands.ForgetSink, sink_commands.DescribeSinks),
     *(sink_commands.Carry, commands.Transaction, Bind, Unbind, ReadBindings),
     *(sink_commands.ReadParcels, sink_commands.SumSinks, *queries.HANDLERS),
-    *(checkpoint.ReadUnwritten, FollowCatalogue, ReadIdle, *catalogue.HANDLERS),
+    *(checkpoint.ReadUnwritten, FollowCatalogue, ReadIdle, Recall, *catalogue.HANDLERS),
 )
 
 
@@ -140,6 +142,7 @@ class Engine:
             ReadBindings: bindings.read_bindings,
             FollowCatalogue: partial(catalogue.follow, delete=self.delete_topic),
             ReadIdle: self.idle.read,
+            Recall: numbering.recall_alone,
             **queries.HANDLERS,
             **catalogue.HANDLERS,
         }
@@ -295,10 +298,16 @@ class Engine:
 
     def _execute(self, work: Work, command: Any, place: int) -> Any:
         """One command; if it is refused nothing of it remains."""
+        numbered: Numbered | None = None
+        if type(command) is Numbered:
+            numbered, command = command, command.command
         mark = work.mark(touched=type(command) not in self._refusable)
         work.begin_group()
         try:
-            reply = self._handler(work, command)(work, command)
+            if numbered is None:
+                reply = self._handler(work, command)(work, command)
+            else:
+                reply = self._execute_once(work, numbered)
             work.end_group()
             return reply
         except FastiError as error:
@@ -309,6 +318,15 @@ class Engine:
             return Reply.refused(error)
         except Exception as fault:
             return self._refuse(work, command, place, mark, fault)
+
+    def _execute_once(self, work: Work, numbered: Numbered) -> Any:
+        """A command of a call with a number: as it was answered before, or carried out and remembered."""
+        reply = numbering.recall(work, numbered)
+        if reply is None:
+            reply = self._handler(work, numbered.command)(work, numbered.command)
+            if work.group_has_events or numbering.is_kept(numbered):
+                numbering.remember(work, numbered, reply)
+        return reply
 
     def _refuse(
         self, work: Work, command: Any, place: int, mark: tuple[int, int], fault: Exception

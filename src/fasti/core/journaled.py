@@ -9,6 +9,7 @@ from fasti.core.events import Event
 from fasti.core.kv import events as _kv  # noqa: F401
 from fasti.core.log import events as _log  # noqa: F401
 from fasti.core.log import group_events as _groups  # noqa: F401
+from fasti.core.numbered import events as _numbered  # noqa: F401
 from fasti.core.priority import events as _priority  # noqa: F401
 from fasti.core.sinks import events as _sinks  # noqa: F401
 

@@ -18,8 +18,10 @@ partitions, and two bytes a row say which partition each of them went to.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +73,11 @@ class Receipt:
             return cls(sequence, rows, sorted_runs.tobytes(), numbers.tobytes())
         return cls(sequence, rows, runs.tobytes())
 
+    def numbers(self) -> list[int]:
+        """Its sequence, and how many rows, runs and numbers of partitions it has."""
+        runs, order = len(self.runs) // RUN.itemsize, len(self.order) // ORDER.itemsize
+        return [self.sequence, self.rows, runs, order]
+
     def answers(self) -> Answers:
         """Row by row again."""
         runs = np.frombuffer(self.runs, RUN)
@@ -120,6 +127,29 @@ def _stand_still(status: NDArray[np.uint8], ids: Int64s, versions: Int64s) -> Bo
     same &= status[1:] == status[:-1]
     same &= versions[1:] == versions[:-1]
     return same
+
+
+def pack_receipts(prefix: str, receipts: list[Receipt], columns: dict[str, Any]) -> None:
+    """For a checkpoint: what they are made of, as columns under names that begin so."""
+    runs = np.frombuffer(b"".join(receipt.runs for receipt in receipts), RUN)
+    for name in RUN.names or ():
+        columns[f"{prefix}.{name}"] = np.ascontiguousarray(runs[name])
+    columns[f"{prefix}.order"] = np.frombuffer(b"".join(r.order for r in receipts), ORDER)
+
+
+def unpack_receipts(
+    prefix: str, numbers: list[list[int]], columns: dict[str, Any]
+) -> Iterator[Receipt]:
+    """Back from the columns, with the `numbers` of each."""
+    runs = np.zeros(len(columns[f"{prefix}.rows"]), dtype=RUN)
+    for name in RUN.names or ():
+        runs[name] = columns[f"{prefix}.{name}"]
+    order = columns[f"{prefix}.order"].astype(ORDER)
+    begin = place = 0
+    for sequence, rows, count, placed in numbers:
+        part, its_order = runs[begin : begin + count], order[place : place + placed]
+        yield Receipt(sequence, rows, part.tobytes(), its_order.tobytes())
+        begin, place = begin + count, place + placed
 
 
 RECEIPTS_KEPT = 8

@@ -17,6 +17,7 @@ from fasti.core import events as ev
 from fasti.core.catalogue.book import CatalogueBook
 from fasti.core.directory import NAMING, Directory
 from fasti.core.layout import ALONE, ShardPlace
+from fasti.core.numbered.events import CallAnswered, RowsAnswered
 from fasti.core.ownership import OwnPartitions, own_partitions
 from fasti.core.producers import Producer, Receipt
 from fasti.core.rows.memory import Memory
@@ -170,7 +171,7 @@ class ShardState:
         self.directory = Directory()
         self.catalogue = CatalogueBook(self)
         self.next_topic = 1
-        self.producers = memory.producers
+        self.producers, self.calls = memory.producers, memory.calls
         # Of all stages those that are published and have rows left, and those that are dropped.
         self.stages: dict[str, Stage] = {}
         self.publishing: dict[str, Stage] = {}
@@ -194,6 +195,8 @@ class ShardState:
             ev.TopicPaused: self._topic_paused,
             ev.ProducerAdvanced: self._producer_advanced,
             ev.ProducerEnded: self._producer_ended,
+            CallAnswered: self._call_answered,
+            RowsAnswered: self._call_answered,
             **self.sinks.events(),
             **self.catalogue.events(),
         }
@@ -321,6 +324,10 @@ class ShardState:
         before = self.producers.find(event.producer, 0)
         self.memory.undo.note(lambda: self.producers.set(event.producer, before))
         self.producers.set(event.producer, None)
+
+    def _call_answered(self, event: CallAnswered, _: int) -> None:
+        assert not self.memory.undo.active, "a call is answered when its command stands"
+        self.calls.note(event)
 
     # Stages
 

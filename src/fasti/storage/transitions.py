@@ -30,6 +30,7 @@ from fasti.core.lifecycle import Verb
 from fasti.core.log import group_events as groups
 from fasti.core.log.events import LogAppended, LogTrimmed
 from fasti.core.log.group_events import GroupDied, GroupReturned
+from fasti.core.numbered.events import CallAnswered, RowsAnswered
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
 from fasti.core.sinks import events as sinks
 from fasti.core.sinks.commands import PARCELS
@@ -385,6 +386,8 @@ _SHOWN: dict[type[ev.Event], Show] = {
     ev.StageDropped: _hidden,
     ev.ProducerAdvanced: _hidden,
     ev.ProducerEnded: _hidden,
+    CallAnswered: _hidden,
+    RowsAnswered: _hidden,
     ev.StageOpened: _hidden,
     sinks.SinkPublished: _once("sink_published", "sink", "batch", "operation", "stages"),
     sinks.SinkStageOpened: _hidden,

@@ -22,6 +22,7 @@ from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.kv.commands import KvExpire
 from fasti.core.log.commands import KeysLoaded, LogsInstalled
+from fasti.core.numbered.commands import CallNumber, Numbered
 from fasti.core.sinks.commands import Carry, ClaimKeys, ClaimStages, PublishBatch, ReleaseKeys
 from fasti.errors import FastiError, InternalError
 from fasti.model import DUE_MAX_US, OnConflict, TopicSettings
@@ -106,11 +107,17 @@ class Maker:
             "list[str]": lambda: [rng.choice(TEXTS)] * count,
             "list[tuple[str, str]]": lambda: [(topic, rng.choice(TEXTS))] * count,
             "dict[str, int]": dict,
+            "CallNumber": self.call,
         }
         choices = [word.strip() for word in kind.split("|") if word.strip() != "None"]
         chosen = rng.choice(choices)
         # Routes, claims and staging are made by the broker, never by a client.
         return makers[chosen]() if chosen in makers else None
+
+    def call(self) -> CallNumber:
+        """One of few, so that some come again."""
+        number, age_us = self.rng.randrange(1, 6), self.rng.choice([0, 0, 1])
+        return CallNumber("client", number, self.rng.randrange(1, number + 1), age_us)
 
     def numbers(self, count: int) -> np.ndarray[Any, Any]:
         picked = [self.rng.choice([1, 1, 2, *INTEGERS]) for _ in range(count)]
@@ -171,6 +178,10 @@ def meet(seed: int, steps: int) -> None:
         maker.rng.shuffle(company)
         topics = maker.rng.choices(TOPICS, k=3)
         inputs = [maker.make(kind, maker.rng.choice(topics)) for kind in company]
+        # Some are of calls with numbers; whichever had the number first is what they are answered.
+        of_calls = maker.rng.sample(range(len(inputs)), 2)
+        for place in of_calls:
+            inputs[place] = Numbered(inputs[place], maker.call(), chosen=maker.rng.random() < 0.2)
         decide(engine, inputs, now_us)
         now_us += maker.rng.choice([0, 0, 1_000_000])
         if not set(KINDS) <= set(engine.state.by_name):

@@ -40,7 +40,7 @@ from fasti.broker.cron import actions as cron_actions
 from fasti.broker.kv import actions as kv_actions
 from fasti.broker.log import actions as log_actions
 from fasti.broker.metrics.counts import INBOX
-from fasti.broker.reading import fetch, gather_messages
+from fasti.broker.reading import fetch, gather_messages, redrive
 from fasti.broker.routing import actions as routing_actions
 from fasti.broker.sinks import actions as sink_actions
 from fasti.broker.sinks.publishing import publish_stage
@@ -183,7 +183,7 @@ def _change_topic(service: Service, caller: Caller, header: Header, parts: Parts
     with service.topic_lock:
         current = service.require_topic(fields["topic"])
         settings = requests.settings(fields["settings"], current)
-        service.command(co.ChangeTopic(fields["topic"], settings))
+        service.command(co.ChangeTopic(fields["topic"], settings), caller)
     return {"settings": settings.to_dict()}, []
 
 
@@ -193,7 +193,7 @@ def _delete_topic(service: Service, caller: Caller, header: Header, parts: Parts
     check_own(fields["topic"])
     left = references.references_to(service, fields["topic"])
     with service.topic_lock:
-        service.command(co.DeleteTopic(fields["topic"]))
+        service.command(co.DeleteTopic(fields["topic"]), caller)
         service.topic_gone(fields["topic"])
     references.log_deletion(fields["topic"], left)
     return {}, []
@@ -247,20 +247,22 @@ def _get(service: Service, caller: Caller, header: Header, parts: Parts) -> Answ
 
 
 def _update(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
-    return _changed(service, "update", header, one(parts))
+    return _changed(service, caller, "update", header, one(parts))
 
 
 def _move(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
-    return _changed(service, "move", header, one(parts))
+    return _changed(service, caller, "move", header, one(parts))
 
 
 def _cancel(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
-    return _changed(service, "cancel", header, one(parts))
+    return _changed(service, caller, "cancel", header, one(parts))
 
 
-def _changed(service: Service, op: str, header: Header, batch: pa.RecordBatch) -> Answer:
+def _changed(
+    service: Service, caller: Caller, op: str, header: Header, batch: pa.RecordBatch
+) -> Answer:
     fields = requests.checked(header, topic=str, owner="", dry_run=False)
-    reply = service.command(changing.command(service, op, fields, batch))
+    reply = service.command(changing.command(service, op, fields, batch), caller)
     if not fields["dry_run"]:
         service.mutation(op, fields["topic"], reply)
     return outcomes.encode(reply), []
@@ -272,7 +274,7 @@ def _returned(op: str) -> Action:
         batch = one(parts)
         command = requests.returned(op, fields["topic"], fields, batch, service.limits)
         service.note_started(fields["topic"], command)
-        reply = service.mutation(op, fields["topic"], service.command(command))
+        reply = service.mutation(op, fields["topic"], service.command(command, caller))
         return outcomes.encode(reply), []
 
     return carry_out
@@ -292,16 +294,16 @@ def _redrive(service: Service, caller: Caller, header: Header, parts: Parts) -> 
     ids = _dead_ids(service, topic, parts)
     if group:
         # In a log a key only chooses the partition: nobody has to claim it again.
-        reply = service.command(co.Redrive(topic, ids, when=when, group=group))
+        reply = service.command(co.Redrive(topic, ids, when=when, group=group), caller)
     else:
-        reply = service.placement.shard_of(topic).redrive(topic, ids, when)
+        reply = redrive(service.placement.shard_of(topic), topic, ids, when, caller.call)
     return outcomes.encode(service.mutation("redrive", fields["topic"], reply)), []
 
 
 def _purge(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, group="")
     command = co.Purge(fields["topic"], _dead_ids(service, fields["topic"], parts), fields["group"])
-    reply = service.command(command)
+    reply = service.command(command, caller)
     return outcomes.encode(service.mutation("purge", fields["topic"], reply)), []
 
 
@@ -342,7 +344,7 @@ def _transaction(service: Service, caller: Caller, header: Header, parts: Parts)
             raise InvalidArgument("a command must be an object", field="commands")
         commands.append(_part_of(service, dict(fields), requests.one_batch(part)))
         topics.append((fields["op"], fields["topic"]))
-    reply = service.command(co.Transaction(commands))
+    reply = service.command(co.Transaction(commands), caller)
     if reply.committed:
         for (op, topic), command, each in zip(topics, commands, reply.replies, strict=True):
             service.note_started(topic, command)
@@ -372,7 +374,7 @@ def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
 def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, stage=str, skip_conflicts=False)
-    rows, taken = publish_stage(service, **fields)
+    rows, taken = publish_stage(service, caller, **fields)
     skipped = pa.RecordBatch.from_arrays([pa.array(taken, type=pa.int64())], names=["id"])
     return {"rows": int(rows)}, [skipped]
 
@@ -380,7 +382,7 @@ def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> 
 def _drop_stage(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, stage=str)
-    return {"rows": int(service.command(co.DropStage(**fields)).value)}, []
+    return {"rows": int(service.command(co.DropStage(**fields), caller).value)}, []
 
 
 _MORE = (

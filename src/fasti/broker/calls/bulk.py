@@ -17,8 +17,9 @@ import numpy as np
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.listing import check_prefix, only_rows, with_prefix
+from fasti.broker.calls.remembered import change_chosen, recall
 from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, check_own, none
-from fasti.broker.calls.tally import Tally
+from fasti.broker.calls.tally import Tally, last_id
 from fasti.core import commands as co
 from fasti.core.replies import Messages
 from fasti.errors import InvalidArgument
@@ -46,7 +47,9 @@ _FILTER: Header = {
 def _cancel_where(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = _checked(service, header)
-    return _changed(service, "cancel", fields, lambda found: co.Cancel(*_named(fields, found)))
+    return _changed(
+        service, caller, "cancel", fields, lambda found: co.Cancel(*_named(fields, found))
+    )
 
 
 def _move_where(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -66,17 +69,19 @@ def _move_where(service: Service, caller: Caller, header: Header, parts: Parts) 
             return co.Move(topic, target, co.When(due_us=due_us))
         return co.Move(topic, target, co.When(**{given[0]: moment}))
 
-    return _changed(service, "move", fields, command)
+    return _changed(service, caller, "move", fields, command)
 
 
-def _changed(service: Service, op: str, fields: Header, make: Any) -> Answer:
+def _changed(service: Service, caller: Caller, op: str, fields: Header, make: Any) -> Answer:
+    if (known := recall(service, caller)) is not None:
+        return Tally.of(known).to_dict(last_id(known)), []
     found = _page(service, fields)
     tally = Tally()
     if len(found.ids):
         command = make(found)
         command.versions = found.columns["version"].astype(np.int64)
         command.owner, command.dry_run = fields["owner"], fields["dry_run"]
-        reply = service.command(command)
+        reply = change_chosen(service, command, caller)
         if not fields["dry_run"]:
             service.mutation(op, fields["topic"], reply)
         tally.add(found.ids, reply.status)

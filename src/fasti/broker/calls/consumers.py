@@ -75,7 +75,7 @@ def _release_leases(service: Service, caller: Caller, header: Header, parts: Par
             named = session.consumes(command.topic, command.group, command.consumer)
             if named and session.on_network:
                 session.hearing.hold_back()
-    reply = service.mutation("release", fields["topic"], service.command(command))
+    reply = service.mutation("release", fields["topic"], service.command(command, caller))
     return outcomes.encode(reply), []
 
 
@@ -84,7 +84,7 @@ def _pause(paused: bool) -> Action:
         none(parts)
         fields = requests.checked(header, topic=str)
         check_own(fields["topic"])
-        changed = service.command(co.PauseTopic(fields["topic"], paused)).value
+        changed = service.command(co.PauseTopic(fields["topic"], paused), caller).value
         return {"paused": paused, "changed": changed}, []
 
     return carry_out

@@ -18,6 +18,7 @@ from typing import Any
 from fasti.broker.caller import Caller
 from fasti.broker.logs import fields
 from fasti.errors import FastiError, OutcomeUnknown
+from fasti.protocol.numbered import ONCE
 
 _log = logging.getLogger("fasti.broker.control")
 
@@ -38,7 +39,7 @@ _DAILY = frozenset(
 _INBOX = "_inbox."
 _TEXT_MAX = 200
 # Of requests: says nothing about what was done.
-_LEFT_OUT = ("version", "dry_run")
+_LEFT_OUT = ("version", "dry_run", ONCE)
 
 
 def is_control(action: str) -> bool:

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
+from fasti.broker.calls.remembered import change_chosen, recall
 from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts
-from fasti.broker.calls.tally import Tally
-from fasti.broker.reading import MOVED, fetch
+from fasti.broker.calls.tally import Tally, last_id
+from fasti.broker.reading import MOVED, fetch, redrive
 from fasti.core import commands as co
 from fasti.core.fields import HEADERS
 from fasti.core.log.commands import ListDead
-from fasti.core.replies import Messages
+from fasti.core.replies import Messages, Reply, TransactionReply
 from fasti.core.traits import KINDS
 from fasti.errors import InvalidArgument
 from fasti.model import Outcome
@@ -67,13 +68,15 @@ def _redrive_dead(service: Service, caller: Caller, header: Header, parts: Parts
     when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
     if when.due_us is not None and when.delay_us is not None:
         raise InvalidArgument("either due_us or delay_us, not both", field="due_us")
+    if (known := recall(service, caller)) is not None:
+        return _remembered(service, fields, known, parts), []
     messages = _page(service, fields, _ids(service, fields["topic"], parts))
     tally = Tally()
     target = _text(fields, "to")
     if target is not None and target != fields["topic"]:
-        _move(service, fields, target, when, messages, tally)
+        _move(service, caller, fields, target, when, messages, tally)
     elif len(messages.ids):
-        reply = _redriven(service, fields, messages.ids, when)
+        reply = _redriven(service, caller, fields, messages.ids, when)
         tally.add(messages.ids, service.mutation("redrive", fields["topic"], reply).status)
     return _answer(service, fields, messages, tally), []
 
@@ -81,11 +84,13 @@ def _redrive_dead(service: Service, caller: Caller, header: Header, parts: Parts
 def _purge_dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = _checked(header)
     fields["limit"] = min(fields["limit"], _PIECE_ROWS)
+    if (known := recall(service, caller)) is not None:
+        return _remembered(service, fields, known, parts), []
     messages = _page(service, fields, _ids(service, fields["topic"], parts))
     tally = Tally()
     if len(messages.ids):
         command = co.Purge(fields["topic"], messages.ids, group=fields["group"])
-        reply = service.mutation("purge", fields["topic"], service.command(command))
+        reply = service.mutation("purge", fields["topic"], change_chosen(service, command, caller))
         tally.add(messages.ids, reply.status)
     return _answer(service, fields, messages, tally), []
 
@@ -178,24 +183,46 @@ def _page(service: Service, fields: Header, ids: Int64s | None) -> Messages:
 
 
 def _answer(service: Service, fields: Header, messages: Messages, tally: Tally) -> Header:
-    left = service.command(co.Count(fields["topic"])).states.get("dead", 0)
-    return tally.to_dict(messages.next_after_id) | {"left": left}
+    return tally.to_dict(messages.next_after_id) | {"left": _left(service, fields)}
+
+
+def _left(service: Service, fields: Header) -> int:
+    left: int = service.command(co.Count(fields["topic"])).states.get("dead", 0)
+    return left
+
+
+def _remembered(service: Service, fields: Header, known: Any, parts: Parts) -> Header:
+    """The answer of a call that has happened. To another topic messages went by a transaction: those that
+    did not go are still dead, and not told of here.
+    """
+    reply: Reply = known.replies[0] if isinstance(known, TransactionReply) else known
+    next_after_id = 0 if parts else last_id(reply)
+    return Tally.of(reply).to_dict(next_after_id) | {"left": _left(service, fields)}
 
 
 # Within their topic
 
 
-def _redriven(service: Service, fields: Header, ids: Int64s, when: co.When) -> Any:
+def _redriven(service: Service, caller: Caller, fields: Header, ids: Int64s, when: co.When) -> Any:
+    topic = fields["topic"]
     if fields["group"]:
-        return service.command(co.Redrive(fields["topic"], ids, None, when, fields["group"]))
-    return service.placement.shard_of(fields["topic"]).redrive(fields["topic"], ids, when)
+        command = co.Redrive(topic, ids, None, when, fields["group"])
+        return change_chosen(service, command, caller)
+    shard = service.placement.shard_of(topic)
+    return redrive(shard, topic, ids, when, caller.call, chosen=True)
 
 
 # To another topic
 
 
 def _move(
-    service: Service, fields: Header, target: str, when: co.When, messages: Messages, tally: Tally
+    service: Service,
+    caller: Caller,
+    fields: Header,
+    target: str,
+    when: co.When,
+    messages: Messages,
+    tally: Tally,
 ) -> None:
     """As many of the page as may be gathered at once; the rest is left to the next call."""
     traits = KINDS[service.require_topic(target).kind]
@@ -224,7 +251,7 @@ def _move(
             rows_of.append(mine)
             name = messages.names["owner"][owner]
             commands.append(_produce(service, target, name, batch.take(pa.array(mine))))
-        reply = service.command(co.Transaction(commands))
+        reply = change_chosen(service, co.Transaction(commands), caller)
         if reply.committed:
             service.metrics.mutated("redrive", fields["topic"], reply.replies[0].status)
             break

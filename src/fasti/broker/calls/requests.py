@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fasti.broker.caller import Caller
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
+from fasti.core.numbered.commands import CallNumber
 from fasti.core.routing.subjects import check_subjects
 from fasti.core.sinks.commands import PARCELS
 from fasti.errors import InvalidArgument
@@ -32,6 +33,7 @@ from fasti.model import (
     RetryPolicy,
     TopicSettings,
 )
+from fasti.protocol.numbered import CLIENT_CHARS_MAX, NUMBERED, ONCE
 from fasti.protocol.schemas import PRODUCE_TYPES, RETURNED, VERSION
 
 if TYPE_CHECKING:
@@ -106,6 +108,30 @@ def check_version(header: Header) -> Header:
             details={"supported": [VERSION]},
         )
     return rest
+
+
+def call_number(action: str, once: Any) -> CallNumber:
+    """The number of a call. Raises `invalid_argument`, also if the action can't have one."""
+    if action not in NUMBERED:
+        raise InvalidArgument(f"{action} can't have a number", field=ONCE)
+    if not isinstance(once, dict):
+        raise InvalidArgument(f"{ONCE!r} must be a JSON object", field=ONCE)
+    fields = checked(once, client=str, number=int, since=0, age_us=0)
+    client, number = fields["client"], fields["number"]
+    if not 0 < len(client) <= CLIENT_CHARS_MAX:
+        raise InvalidArgument(
+            f"a client's name has 1 to {CLIENT_CHARS_MAX} characters",
+            field="client",
+            limit=CLIENT_CHARS_MAX,
+        )
+    if number < 1:
+        raise InvalidArgument("calls are numbered from 1 on", field="number", limit=1)
+    since = fields["since"] or number
+    if not 0 < since <= number:
+        raise InvalidArgument("since is a number up to the call's own", field="since", limit=number)
+    if fields["age_us"] < 0:
+        raise InvalidArgument("age_us can't be negative", field="age_us", limit=0)
+    return CallNumber(client, number, since, fields["age_us"])
 
 
 def integer(header: Header, name: str) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.replies import Reply
 from fasti.model import Outcome
 
 _FAILED_MAX = 100
@@ -20,6 +21,13 @@ class Tally:
 
     counts: Counter[str] = field(default_factory=Counter)
     failed: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, reply: Reply) -> Tally:
+        """Of one reply, which has the ids of its rows."""
+        tally = cls()
+        tally.add(reply.ids, reply.status)
+        return tally
 
     def add(self, ids: NDArray[np.int64], status: NDArray[np.uint8]) -> None:
         """More rows."""
@@ -36,3 +44,8 @@ class Tally:
             "failed": self.failed,
             "next_after_id": next_after_id,
         }
+
+
+def last_id(reply: Reply) -> int:
+    """Where to go on behind a piece that is only remembered: there may be nothing more."""
+    return int(reply.ids.max()) if len(reply.ids) else 0

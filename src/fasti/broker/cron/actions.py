@@ -18,7 +18,7 @@ from fasti.core.cron.schedule import Schedule, check_schedule
 from fasti.core.keys import Rows
 from fasti.core.routing.subjects import check_subjects
 from fasti.errors import InvalidArgument
-from fasti.model import DUE_MAX_US, Limits
+from fasti.model import DUE_MAX_US, Limits, Outcome
 from fasti.protocol.outcomes import encode
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ def _put_schedules(service: Service, caller: Caller, header: Header, parts: Part
         named.append((item["name"], Schedule.from_dict(item["schedule"])))
     _check(named, service.limits)
     texts = [(name, schedule.to_json()) for name, schedule in named]
-    results = service.command(cc.PutSchedules(fields["topic"], texts, fields["expected"])).value
-    outcomes = [{"status": outcome.word, "version": version} for outcome, version in results]
+    command = cc.PutSchedules(fields["topic"], texts, fields["expected"])
+    results = service.command(command, caller).value
+    outcomes = [{"status": Outcome(status).word, "version": version} for status, version in results]
     return {"outcomes": outcomes}, []
 
 
@@ -145,7 +146,7 @@ def _preview(service: Service, caller: Caller, header: Header, parts: Parts) -> 
 def _pause_schedule(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, name=str, paused=bool)
-    return {"changed": bool(service.command(cc.PauseSchedule(**fields)).value)}, []
+    return {"changed": bool(service.command(cc.PauseSchedule(**fields), caller).value)}, []
 
 
 def _run_schedule(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -155,14 +156,14 @@ def _run_schedule(service: Service, caller: Caller, header: Header, parts: Parts
     page = service.command(cc.ReadSchedules(topic, name)).value
     schedule = Schedule.from_json(page.definitions[0])
     rows = one_row(name, schedule, service.clock.now_us())
-    reply: Any = service.command(cc.RunSchedule(topic, name, rows))
+    reply: Any = service.command(cc.RunSchedule(topic, name, rows), caller)
     return encode(service.mutation("run_schedule", topic, reply)), []
 
 
 def _delete_schedule(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, name=str)
-    service.command(cc.DeleteSchedule(**fields))
+    service.command(cc.DeleteSchedule(**fields), caller)
     return {}, []
 
 

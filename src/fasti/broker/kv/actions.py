@@ -24,16 +24,18 @@ _TOLD = ("entries", "expiring", "removed", "partitions", "position")
 
 
 def _put(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
-    return _change(service, "kv_put", header, one(parts))
+    return _change(service, caller, "kv_put", header, one(parts))
 
 
 def _delete(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
-    return _change(service, "kv_delete", header, one(parts))
+    return _change(service, caller, "kv_delete", header, one(parts))
 
 
-def _change(service: Service, op: str, header: Header, batch: pa.RecordBatch) -> Answer:
+def _change(
+    service: Service, caller: Caller, op: str, header: Header, batch: pa.RecordBatch
+) -> Answer:
     command = TRANSACTION_PARTS[op](service, header, batch)
-    reply = service.mutation(op, command.topic, service.command(command))
+    reply = service.mutation(op, command.topic, service.command(command, caller))
     return outcomes.encode(reply, with_ids=False), []
 
 

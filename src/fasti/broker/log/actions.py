@@ -66,7 +66,8 @@ def _truncate(service: Service, caller: Caller, header: Header, parts: Parts) ->
             "an offset belongs to one partition: name the partition", field="partition"
         )
     for number in chosen:
-        service.command(lo.Truncate(topic, number, _below(service, fields, number, known)))
+        below = _below(service, fields, number, known)
+        service.command(lo.Truncate(topic, number, below), caller, number)
     return {"partitions": _numbers_of(KnownLog(service, topic))}, []
 
 
@@ -103,7 +104,8 @@ def _create_group(service: Service, caller: Caller, header: Header, parts: Parts
     where = np.full(known.count, EARLIEST, dtype=np.int64)
     for number, offset in _places(service, fields, None, known).items():
         where[number] = offset
-    service.command(lo.CreateGroup(fields["topic"], fields["group"], where, fields["ordered"]))
+    command = lo.CreateGroup(fields["topic"], fields["group"], where, fields["ordered"])
+    service.command(command, caller)
     return _describe_group(service, fields)
 
 
@@ -118,10 +120,10 @@ def _reset_group(service: Service, caller: Caller, header: Header, parts: Parts)
     if places.keys() == known.partitions.keys():
         where = np.full(known.count, EARLIEST, dtype=np.int64)
         where[list(places)] = list(places.values())
-        service.command(lo.ResetGroup(topic, group, where))
+        service.command(lo.ResetGroup(topic, group, where), caller)
     else:
         for number, offset in places.items():
-            service.command(lo.ResetGroup(topic, group, offset, number))
+            service.command(lo.ResetGroup(topic, group, offset, number), caller, number)
     return _describe_group(service, fields)
 
 
@@ -159,7 +161,7 @@ def _describe_group(service: Service, fields: Header) -> Answer:
 def _delete_group(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, group=str)
-    service.command(lo.DeleteGroup(fields["topic"], fields["group"]))
+    service.command(lo.DeleteGroup(fields["topic"], fields["group"]), caller)
     return {}, []
 
 

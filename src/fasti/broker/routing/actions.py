@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _bind(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, pattern=str, target=str)
-    created = service.command(Bind(**fields)).value
+    created = service.command(Bind(**fields), caller).value
     # Whoever produces next by this broker finds it known.
     service.routes.refresh(fields["topic"])
     return {"created": bool(created)}, []
@@ -26,7 +26,7 @@ def _bind(service: Service, caller: Caller, header: Header, parts: Parts) -> Ans
 def _unbind(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, pattern=str, target=str)
-    service.command(Unbind(**fields))
+    service.command(Unbind(**fields), caller)
     service.routes.refresh(fields["topic"])
     return {}, []
 

@@ -141,7 +141,7 @@ def _describe(view: SinkView) -> Header:
 def _forget(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     sink = requests.checked(header, sink=str)["sink"]
-    return {"forgotten": bool(service.command(ForgetSink(sink)).value)}, []
+    return {"forgotten": bool(service.command(ForgetSink(sink), caller).value)}, []
 
 
 ACTIONS: dict[str, Action] = {

@@ -28,6 +28,7 @@ from fasti.core.sinks.commands import (
 from fasti.errors import AlreadyExists, Closed, Moved, Overloaded
 
 if TYPE_CHECKING:
+    from fasti.broker.caller import Caller
     from fasti.broker.service import Service
 
 T = TypeVar("T")
@@ -49,11 +50,14 @@ def publish_batch(service: Service, command: PublishBatch) -> SinkAnswer:
         raise _named(service, error) from error
 
 
-def publish_stage(service: Service, stage: str, skip_conflicts: bool) -> tuple[int, Any]:
+def publish_stage(
+    service: Service, caller: Caller, stage: str, skip_conflicts: bool
+) -> tuple[int, Any]:
     """Publishes a stage that is no sink's: how many rows, and the ids that were left out."""
 
     def decide(claim: int) -> tuple[int, Any]:
-        published: tuple[int, Any] = service.command(Publish(stage, skip_conflicts, claim)).value
+        command = Publish(stage, skip_conflicts, claim)
+        published: tuple[int, Any] = service.command(command, caller).value
         return published
 
     return _claimed(service, ClaimStages([stage]), decide, may_fail=False)

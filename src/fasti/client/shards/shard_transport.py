@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from fasti.client.call_numbers import CallNumbers, PendingCall
 from fasti.client.flight_transport import FlightTransport, too_late, versioned
 from fasti.client.shards.clocks import ShardClock
 from fasti.client.shards.processes import Processes
 from fasti.client.transport import (
     LOCATION,
-    REPEATABLE,
     Arrived,
     Content,
     Ended,
@@ -59,6 +59,7 @@ class ShardTransport(OnlyShard):
         self.timeout_s = process.timeout_s
         self.runtime: Runtime = process.runtime
         self.clock = ShardClock(process.estimate)
+        self._numbers = CallNumbers(self.runtime)
 
     def __str__(self) -> str:
         return f"shard {self.number} of {self._processes}"
@@ -84,13 +85,16 @@ class ShardTransport(OnlyShard):
         body = versioned(self._named(header))
         until = time.monotonic() + (self.timeout_s if timeout is None else timeout)
 
-        def attempt(process: FlightTransport) -> tuple[Header, list[pa.Table]]:
-            try:
-                return process.attempt(action, body, parts, max(0.001, until - time.monotonic()))
-            except TimedOut as error:
-                raise too_late(process, action, timeout) from error
+        with self._numbers.call(action) as pending:
 
-        return self._follow(attempt, until, action in REPEATABLE)
+            def attempt(process: FlightTransport) -> tuple[Header, list[pa.Table]]:
+                left_s = max(0.001, until - time.monotonic())
+                try:
+                    return process.attempt(action, pending.header(body), parts, left_s)
+                except TimedOut as error:
+                    raise too_late(process, action, timeout) from error
+
+            return self._follow(attempt, until, pending=pending)
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read. Each names the shard and the address that has the rows."""
@@ -114,8 +118,16 @@ class ShardTransport(OnlyShard):
         yield first
         yield from rest
 
-    def _follow(self, attempt: Callable[[FlightTransport], T], until: float, repeat: bool) -> T:
-        """Tries where the shard is, and again where it went; with `repeat` also after a lost connection."""
+    def _follow(
+        self,
+        attempt: Callable[[FlightTransport], T],
+        until: float,
+        repeat: bool = False,
+        pending: PendingCall | None = None,
+    ) -> T:
+        """Tries where the shard is, and again where it went; with `repeat`, or if a `pending` call says so,
+        also after a lost connection.
+        """
         pause_s, moving_s, moves = _PAUSE_FIRST_S, _MOVING_FIRST_S, 0
         while True:
             asked = self._processes.map.place(self.number)
@@ -128,13 +140,18 @@ class ShardTransport(OnlyShard):
                 wait_s = 0.0 if moves == 1 and found else moving_s * random.uniform(0.5, 1.0)
                 moving_s = min(moving_s * 2, _MOVING_MAX_S)
                 if time.monotonic() + wait_s + _LAST_TRY_S > until:
-                    raise self._lost(error) from error
-            except Unavailable:
-                self._processes.ask(self.number, until)
+                    raise _given_up(pending, self._lost(error)) from error
+            except TimedOut:
+                raise
+            except FastiError as error:
+                lost = isinstance(error, Unavailable)
+                again = (lost and repeat) if pending is None else pending.may_repeat(error)
+                if lost:
+                    self._processes.ask(self.number, until)
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 pause_s = min(pause_s * 2, _PAUSE_MAX_S)
-                if not repeat or time.monotonic() + wait_s > until:
-                    raise
+                if not again or time.monotonic() + wait_s > until:
+                    raise _given_up(pending, error) from error.__cause__
             if wait_s:
                 self._processes.wait(wait_s)
 
@@ -218,6 +235,10 @@ class ShardTransport(OnlyShard):
 
     def close(self) -> None:
         """Nothing: the processes close with the client."""
+
+
+def _given_up(pending: PendingCall | None, error: FastiError) -> FastiError:
+    return error if pending is None else pending.give_up(error)
 
 
 def shard_transports(processes: Processes) -> list[Any]:

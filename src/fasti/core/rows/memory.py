@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from fasti.core.agenda import Agenda
 from fasti.core.columns.reductions import every, some
 from fasti.core.delivery.leases import LeaseTable
+from fasti.core.numbered.book import CallBook
 from fasti.core.producers import Producers
 from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE, Arena
 from fasti.core.rows.location import is_in_run, number_of, row_of
@@ -418,6 +419,7 @@ class Memory:
         self.refusals = 0
         self.arena = Arena(budget_bytes)
         self.producers = Producers(producers_max)
+        self.calls = CallBook()
         # What the key indexes of all partitions take; their places in time, with all that finds
         # their rows; and what became of finished messages.
         self.keys_bytes = self.index_bytes = self.outcomes_bytes = 0
@@ -454,6 +456,7 @@ class Memory:
             + self.logs_bytes
             + self.groups_bytes
             + self.producers.size_bytes
+            + self.calls.size_bytes
             + self.stages_bytes
             + self.schedules_bytes
             + self._names_bytes
@@ -475,6 +478,7 @@ class Memory:
             "logs": self.logs_bytes,
             "groups": self.groups_bytes,
             "producers": self.producers.size_bytes,
+            "calls": self.calls.size_bytes,
             "stages": self.stages_bytes,
             "schedules": self.schedules_bytes,
             "names": self._names_bytes,

@@ -1,0 +1,1 @@
+"""Calls with numbers: made again after a lost answer, they happen once and are answered alike."""
