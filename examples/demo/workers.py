@@ -10,7 +10,7 @@ import threading
 from examples.demo.traffic import Tell
 from fasti.errors import FastiError
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 30.0
 
 
 class WorkerProcess:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from fasti.doors.cluster_child import ClusterChild
 from fasti.doors.cluster_plan import ClusterPlan
@@ -28,6 +29,7 @@ from fasti.doors.nats_servers import (
     write_config,
 )
 from fasti.errors import FastiError, TimedOut, Unavailable
+from fasti.extras import required
 from fasti.settings.declared import SETTINGS
 from fasti.settings.load import CONFIG_VARIABLE
 
@@ -40,12 +42,26 @@ _LOOK_S = 0.1
 _SERVERS_ARE_THERE, _ALL_ARE_LED = "servers", "led"
 
 
-class ClusterUp:
-    """For the main thread. `say` prints a line."""
+class ClusterEvent(NamedTuple):
+    """What happened, for programs (`to_json`) and in words."""
 
-    def __init__(self, plan: ClusterPlan, say: Callable[[str], None]) -> None:
-        """Raises an error if there is no `nats-server`."""
-        self._plan, self._say = plan, say
+    event: str
+    text: str
+    facts: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `fasti cluster up --json` prints it."""
+        return {"event": self.event, **self.facts}
+
+
+class ClusterUp:
+    """For the main thread, in which `tell` is called."""
+
+    def __init__(self, plan: ClusterPlan, tell: Callable[[ClusterEvent], None]) -> None:
+        """Raises an error if there is no `nats-server`, or no client for it."""
+        with required("cluster", "`fasti cluster up`"):
+            import nats  # noqa: F401
+        self._plan, self._tell = plan, tell
         self._asks = Asks()
         self._over = threading.Event()
         self._up = False
@@ -95,7 +111,10 @@ class ClusterUp:
             while True:
                 word = self._asks.next_within(self._pause_s(give_up_at))
                 if word in signal.Signals.__members__:
-                    self._say("Stopping: first the brokers, then NATS. Once more ends it at once.")
+                    self._say(
+                        "stopping",
+                        "Stopping: first the brokers, then NATS. Once more ends it at once.",
+                    )
                     return
                 self._take(word)
                 self._start(self._due())
@@ -130,7 +149,7 @@ class ClusterUp:
             except OSError as error:
                 raise FastiError(f"{child.name} can't be started: {error.strerror}") from error
             if self._up and child in self._servers:
-                self._say(f"{child.name} was started again, pid {child.pid}")
+                self._say_back(child)
 
     def _take(self, word: str | None) -> None:
         if word is None:
@@ -140,21 +159,32 @@ class ClusterUp:
             self._watch(self._wait_for_leaders, _ALL_ARE_LED)
         elif word == _ALL_ARE_LED:
             self._up = True
-            self._say(self._greeting())
+            pids = {child.name: child.pid for child in self._children}
+            facts = {"directory": str(self._plan.directory), "address": self._plan.address}
+            nats = {"nats": self._plan.nats_urls, "shards": self._plan.shards}
+            self._say("up", self._greeting(), **facts, **nats, processes=pids)
         else:
             what, _, name = word.partition(" ")
             (child,) = (each for each in self._children if each.name == name)
             if what == "ended":
                 self._take_end(child)
-            elif self._up:
-                self._say(f"{name} is back, pid {child.pid}")
+            elif self._up and child.deaths:
+                self._say_back(child)
 
     def _take_end(self, child: ClusterChild) -> None:
         line = child.take_end()
         pause_s = child.plan_restart()
         if not self._up and child.deaths >= _DEATHS_MAX:
             raise Unavailable(f"{line}; its log is {child.log}")
-        self._say(f"{line}; it is started again in {pause_s:g} s")
+        text = f"{line}; it is started again in {pause_s:g} s"
+        self._say("ended", text, name=child.name, again_s=pause_s)
+
+    def _say_back(self, child: ClusterChild) -> None:
+        text = f"{child.name} is back, pid {child.pid}"
+        self._say("back", text, name=child.name, pid=child.pid)
+
+    def _say(self, event: str, text: str, **facts: Any) -> None:
+        self._tell(ClusterEvent(event, text, facts))
 
     # What is waited for
 
