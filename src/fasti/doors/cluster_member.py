@@ -275,8 +275,9 @@ class ClusterMember:
         self._yields[shard], self._yielded_ms[shard] = (epoch, to), self._now_ms()
 
     def _step_down(self, shard: int) -> None:
-        """Another has led it since, under a higher epoch."""
-        self._host.drop(shard, None, 0)
+        """Another leads it, under a higher epoch; where, the map has from its beats."""
+        leader = self._host.map.leader(shard)
+        self._host.drop(shard, leader.address, leader.epoch)
 
     def _now_ms(self) -> int:
         return int(self._monotonic() * 1000)
