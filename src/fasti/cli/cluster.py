@@ -233,8 +233,12 @@ def up(
         from fasti.doors.cluster_plan import settle_plan
         from fasti.doors.cluster_up import ClusterUp
         from fasti.doors.lifetime import end
+        from fasti.doors.nats_servers import find_server
+    with required("cluster", "`fasti cluster up`"):
+        import nats as _nats  # noqa: F401
 
     try:
+        find_server()
         plan = settle_plan(directory, brokers, nats, shards, listen)
         ClusterUp(plan, lambda event: _show_event(event, as_json)).run()
     except FastiError as error:

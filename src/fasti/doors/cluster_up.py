@@ -28,7 +28,6 @@ from fasti.doors.nats_servers import (
     write_config,
 )
 from fasti.errors import FastiError, TimedOut, Unavailable
-from fasti.extras import required
 from fasti.settings.declared import SETTINGS
 from fasti.settings.load import CONFIG_VARIABLE
 
@@ -57,9 +56,7 @@ class ClusterUp:
     """For the main thread, in which `tell` is called."""
 
     def __init__(self, plan: ClusterPlan, tell: Callable[[ClusterEvent], None]) -> None:
-        """Raises an error if there is no `nats-server`, or no client for it."""
-        with required("cluster", "`fasti cluster up`"):
-            import nats  # noqa: F401
+        """Raises an error if there is no `nats-server`."""
         self._plan, self._tell = plan, tell
         self._asks = Asks()
         self._over = threading.Event()
