@@ -39,7 +39,14 @@ class ClusterStory(Story):
         self._begun = time.monotonic()
 
     def run_cluster(self) -> ClusterVerdict:
-        """The whole of it."""
+        """The whole of it. However it ends, nothing that it started is left."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            self._say("Stopped: nothing is left of it.")
+            raise
+
+    def _run(self) -> ClusterVerdict:
         self._happened("three NATS servers and three brokers are started")
         with ClusterRun(
             self._directory / "cluster", lambda text: self.tell("came_back", text)
@@ -84,6 +91,14 @@ class ClusterStory(Story):
             f"{server} is killed with SIGKILL; of NATS it led the journals of {count} of {run.shards} shards"
         )
         self._watch("delivering without a NATS server", until_us=end_us)
+
+    def _take(self, wait_s: float = 0.0) -> None:
+        try:
+            super()._take(wait_s)
+        except KeyboardInterrupt:
+            # Here the story waits, most of the time.
+            self._say("Ctrl-C: first the workers end, then the cluster.")
+            raise
 
     def _take_fact(self, fact: str, values: tuple[object, ...]) -> None:
         if fact == "came_back":

@@ -83,6 +83,8 @@ class ClusterUp:
         """Returns when a signal has ended it, softly. Raises what keeps it from beginning."""
         self._asks.listen_to_signals(signal.SIGHUP)
         give_up_at = time.monotonic() + _START_S
+        counts = f"{_count(self._servers, 'NATS server')} and {_count(self._brokers, 'broker')}"
+        self._say("starting", f"Starting {counts} in {self._plan.directory} ...")
         try:
             self._start(self._servers)
             self._watch(lambda: wait_for_servers(self._plan, self._over.is_set), _SERVERS_ARE_THERE)
@@ -194,6 +196,8 @@ class ClusterUp:
         plan = self._plan
         pids = ", ".join(f"{child.name} {child.pid}" for child in self._children)
         victim = self._brokers[0]
+        others = "the others take its shards over, and it comes back"
+        then = others if len(self._brokers) > 1 else "it comes back"
         return f"""\
 A cluster runs in {plan.directory}: {plan.shards} shards. Ctrl-C stops it.
 processes: {pids}
@@ -204,7 +208,7 @@ processes: {pids}
     fasti produce emails "hello"
     fasti consume emails
     fasti cluster status --watch
-    kill -9 {victim.pid}    # {victim.name}: the others take its shards over, and it comes back
+    kill -9 {victim.pid}    # {victim.name}: {then}
 """
 
     # The end
@@ -247,6 +251,10 @@ def broker_command(plan: ClusterPlan, number: int, name: str, ready_fd: int) -> 
     command = [sys.executable, "-m", "fasti", "serve", "--until-stdin-ends"]
     command += ["--ready-fd", str(ready_fd)]
     return command + [part for key, value in values.items() for part in (f"--{key}", str(value))]
+
+
+def _count(children: list[ClusterChild], noun: str) -> str:
+    return f"{len(children)} {noun}{'' if len(children) == 1 else 's'}"
 
 
 def _server(program: str, config: Path, parent: int, _: int) -> list[str]:
