@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -22,6 +22,10 @@ from fasti.cli.bars import print_bars
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.stages import print_figures
 from fasti.errors import AlreadyExists
+from fasti.extras import required
+
+# Near, far, seconds.
+Numbers = tuple[int, int, float]
 
 
 def demo(
@@ -29,9 +33,31 @@ def demo(
         Path | None,
         typer.Option(metavar="DIR", help="Keep the data here; a new or empty directory."),
     ] = None,
-    near: Annotated[int, typer.Option(min=10, help="Messages due while you watch.")] = 20_000,
-    far: Annotated[int, typer.Option(min=10, help="Messages due in the next 30 days.")] = 100_000,
-    seconds: Annotated[float, typer.Option(min=0.5, help="How long the near ones last.")] = 10.0,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="On a cluster: kills one of three brokers, then one of three NATS servers.",
+        ),
+    ] = False,
+    near: Annotated[
+        int | None,
+        typer.Option(
+            min=10, help="Messages due while you watch.", show_default="20000; --cluster: 6000"
+        ),
+    ] = None,
+    far: Annotated[
+        int | None,
+        typer.Option(
+            min=10, help="Messages due in the next 30 days.", show_default="100000; --cluster: 6000"
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.5, help="How long the near ones last.", show_default="10; --cluster: 30"
+        ),
+    ] = None,
     lake: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep the pipeline's tables and the report here."),
@@ -48,12 +74,22 @@ def demo(
     was promised is compared with what happened; then the data pipeline runs over the broker's change
     feed, and its report is written. Exits with 1 if a message was lost, misplaced, sent twice, early,
     or delivered after its cancel or ack was acknowledged, or if the audit found anything.
+
+    With `--cluster` it starts three NATS servers and three brokers instead, and kills a broker and a NATS
+    server; there is no pipeline then.
     """
-    if data is not None and data.exists() and any(data.iterdir()):
-        raise AlreadyExists(f"{data} is not empty: the demo wants a directory of its own")
+    given = (near, far, seconds)
+    near, far, seconds = _defaults(
+        (6_000, 6_000, 30.0) if cluster else (20_000, 100_000, 10.0), given
+    )
+    if cluster:
+        _on_a_cluster(data, near, far, seconds, as_json)
+        return
+    _check_empty(data)
     place = tempfile.TemporaryDirectory(prefix="fasti-demo-") if data is None else nullcontext(data)
     piped: list[Piped] = []
-    with place as directory, _showing() as show:
+    with place as directory, _showing() as screen:
+        show = screen.show
 
         def afterwards(address: str) -> None:
             # Kept, unlike the data: somebody will want to look at the report.
@@ -76,12 +112,57 @@ def demo(
         raise typer.Exit(FOUND_SOMETHING)
 
 
+def _defaults(usual: Numbers, given: tuple[int | None, int | None, float | None]) -> Numbers:
+    near, far, seconds = (
+        other if value is None else value for value, other in zip(given, usual, strict=True)
+    )
+    return int(near), int(far), seconds
+
+
+def _on_a_cluster(data: Path | None, near: int, far: int, seconds: float, as_json: bool) -> None:
+    with required("cluster", "`fasti demo --cluster`"):
+        import nats  # noqa: F401
+
+        from examples.demo.cluster_report import print_cluster_verdict
+        from examples.demo.cluster_story import ClusterStory
+        from fasti.doors.nats_servers import find_server
+
+    find_server()
+    _check_empty(data)
+    place = tempfile.TemporaryDirectory(prefix="fasti-demo-") if data is None else nullcontext(data)
+    with place as directory, _showing() as screen:
+        story = ClusterStory(Path(directory), near, far, seconds, screen.show, screen.say)
+        verdict = story.run_cluster()
+    if as_json:
+        output.print_json(verdict.to_dict())
+    else:
+        print_cluster_verdict(verdict, data)
+    if not verdict.ok:
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+def _check_empty(data: Path | None) -> None:
+    if data is not None and data.exists() and any(data.iterdir()):
+        raise AlreadyExists(f"{data} is not empty: the demo wants a directory of its own")
+
+
+class Screen(NamedTuple):
+    """What is shown while it runs: how far it is, and lines that stay."""
+
+    show: Show
+    say: Callable[[str], None]
+
+
 @contextmanager
-def _showing() -> Iterator[Show]:
+def _showing() -> Iterator[Screen]:
     """A progress bar on a terminal, a line per phase elsewhere; on stderr, out of the way."""
     console = Console(stderr=True, highlight=False)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
     if not console.is_terminal:
-        yield _plain(console)
+        yield Screen(_plain(console), say)
         return
     columns = (TextColumn("{task.description:<30}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -90,7 +171,7 @@ def _showing() -> Iterator[Show]:
         def show(phase: str, done: int, total: int) -> None:
             progress.update(task, description=phase, completed=done, total=total)
 
-        yield show
+        yield Screen(show, say)
 
 
 def _plain(console: Console) -> Show:
@@ -110,11 +191,11 @@ def print_verdict(verdict: Verdict, data: Path | None) -> None:
     story = [(f"{at:.1f} s", what) for at, what in verdict.story]
     output.print_table("time>", "what happened", rows=story)
     output.print_table("how many", ">", rows=_course(verdict))
-    output.print_table("promise", "broken>", "", rows=_promises(verdict))
+    output.print_table("promise", "broken>", "", rows=promises(verdict))
     rows = [
-        _lateness_row("before the kill", verdict.before),
-        _lateness_row("due while the broker was away", verdict.outage),
-        _lateness_row("due after the new start", verdict.after),
+        lateness_row("before the kill", verdict.before),
+        lateness_row("due while the broker was away", verdict.outage),
+        lateness_row("due after the new start", verdict.after),
     ]
     names = ("lateness in ms", "messages>", "earliest>", "p50>", "p95>", "p99>", "max>")
     output.print_table(*names, rows=rows)
@@ -156,7 +237,7 @@ def _course(verdict: Verdict) -> list[tuple[str, object]]:
     ]
 
 
-def _promises(verdict: Verdict) -> list[tuple[str, int, str]]:
+def promises(verdict: Verdict) -> list[tuple[str, int, str]]:
     broken = {
         "nothing is lost": verdict.lost,
         "nothing that fell due is held back": verdict.undelivered,
@@ -169,7 +250,7 @@ def _promises(verdict: Verdict) -> list[tuple[str, int, str]]:
     return [(name, count, "BROKEN" if count else "kept") for name, count in broken.items()]
 
 
-def _lateness_row(name: str, late: Lateness) -> tuple[object, ...]:
+def lateness_row(name: str, late: Lateness) -> tuple[object, ...]:
     values = (late.earliest_ms, late.p50_ms, late.p95_ms, late.p99_ms, late.max_ms)
     return (name, late.count, *(f"{value:.2f}" for value in values))
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ _CHANGED_SHARE = 0.05
 class Story:
     """One run, in a new directory."""
 
+    lease = "5s"
+
     def __init__(
         self,
         directory: Path,
@@ -68,7 +71,7 @@ class Story:
         with BrokerProcess(self._directory) as broker:
             self._happened(f"it listens at {broker.address}")
             with connect(broker.address) as client:
-                self._play(broker, client)
+                self._play(broker.address, client, partial(self._kill_in_the_middle, broker))
                 verdict = self._end(client)
             if self._afterwards is not None:
                 self._afterwards(broker.address)
@@ -78,18 +81,17 @@ class Story:
         verdict.seconds = round(time.monotonic() - begun, 3)
         return verdict
 
-    def _play(self, broker: BrokerProcess, client: Client) -> None:
-        client.create_topic(TOPIC, lease="5s", lookahead="50ms")
+    def _play(self, address: str, client: Client, trouble: Callable[[], None]) -> None:
+        """`trouble` is called when all messages are scheduled, and lasts until the last is due."""
+        client.create_topic(TOPIC, lease=self.lease, lookahead="50ms")
         with ExitStack() as stack:
             self._show("starting workers", 0, 1)
-            workers = stack.enter_context(self._workers(broker.address))
+            workers = stack.enter_context(self._workers(address))
             schedule = Schedule(client, self.tell)
             stack.callback(schedule.close)
             self._schedule(client, schedule)
             with self._traffic(client, schedule):
-                self._watch("delivering", until_us=sum(self.facts.window) // 2)
-                self._kill_and_start(broker)
-                self._watch("delivering after a new start", until_us=self.facts.window[1])
+                trouble()
             self._wait_for_the_rest(workers)
 
     @contextmanager
@@ -146,6 +148,11 @@ class Story:
             for thread in threads:
                 thread.join()
 
+    def _kill_in_the_middle(self, broker: BrokerProcess) -> None:
+        self._watch("delivering", until_us=sum(self.facts.window) // 2)
+        self._kill_and_start(broker)
+        self._watch("delivering after a new start", until_us=self.facts.window[1])
+
     def _kill_and_start(self, broker: BrokerProcess) -> None:
         self.facts.killed_at_us = now_us()
         broker.kill()
@@ -197,5 +204,8 @@ class Story:
         with suppress(queue.Empty):
             fact, values = self._told.get(timeout=wait_s) if wait_s else self._told.get_nowait()
             while True:
-                getattr(self.facts, fact)(*values)
+                self._take_fact(fact, values)
                 fact, values = self._told.get_nowait()
+
+    def _take_fact(self, fact: str, values: tuple[Any, ...]) -> None:
+        getattr(self.facts, fact)(*values)

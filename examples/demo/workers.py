@@ -10,7 +10,7 @@ import threading
 from examples.demo.traffic import Tell
 from fasti.errors import FastiError
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 30.0
 
 
 class WorkerProcess:
@@ -21,7 +21,10 @@ class WorkerProcess:
         self._tell = tell
         command = [sys.executable, "-m", "examples.demo.worker", address, name]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        # Ctrl-C in a terminal is for the demo, which then ends this one.
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        )
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._reader.start()

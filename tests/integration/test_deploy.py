@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fasti.doors.nats_servers import find_server
 from fasti.settings.declared import SETTINGS
 from fasti.settings.load import load
 
@@ -90,3 +91,69 @@ def test_the_unit_of_one_process_differs_in_little() -> None:
     }
     (start,) = (line for line in ours if line.startswith("ExecStart"))
     assert start.endswith("--listen 127.0.0.1:%i --http off")
+
+
+# A cluster
+
+NATS_UNIT = DEPLOY / "systemd" / "nats.service"
+PASSWORDS = {"NATS_NAME": "nats1", "NATS_PASSWORD": "a1", "NATS_SYSTEM_PASSWORD": "b2"}
+
+
+def test_systemd_takes_the_unit_of_nats(tmp_path: Path) -> None:
+    text = NATS_UNIT.read_text()
+    # What protects a broker protects its servers as well.
+    hardening = {
+        line for line in UNIT.read_text().splitlines() if line.startswith(("Protect", "Restrict"))
+    }
+    assert hardening <= set(text.splitlines())
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd here")
+    unit = tmp_path / NATS_UNIT.name
+    unit.write_text(text.replace("/opt/fasti/bin/nats-server", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nats_takes_its_settings() -> None:
+    config = DEPLOY / "nats" / "nats.conf"
+    done = subprocess.run(
+        [find_server(), "-t", "-c", str(config)], capture_output=True, text=True, env=PASSWORDS
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sync_interval: always" in config.read_text()
+
+
+def test_the_compose_file_of_a_cluster_names_settings_and_servers() -> None:
+    found = yaml.safe_load((DEPLOY / "container" / "cluster.yml").read_text())
+    brokers = {name: each for name, each in found["services"].items() if name[0] == "b"}
+    servers = found["services"].keys() - brokers.keys()
+    assert (len(brokers), servers) == (3, {"nats1", "nats2", "nats3"})
+    for name, broker in brokers.items():
+        environment = dict(broker["environment"])
+        assert set(environment) <= VARIABLES
+        nats = environment["FASTI_NATS"].replace("${NATS_PASSWORD:?}", "a1")
+        settings = load(
+            environment={**environment, "FASTI_NATS": nats, "FASTI_LISTEN": "0.0.0.0:7170"}
+        )
+        assert (settings.cluster, settings.broker_name) == ("orders", name)
+        assert settings.nats == tuple(
+            f"nats://fasti:a1@{server}:4222" for server in sorted(servers)
+        )
+        assert str(settings.advertise) == f"{name}:7170"
+    for name in servers:
+        assert found["services"][name]["environment"].keys() == PASSWORDS.keys()
+        assert found["services"][name]["environment"]["NATS_NAME"] == name
+    assert "'.[broker,cli,cluster]'" in CONTAINER.read_text()
+
+
+def test_alarms_of_a_cluster_say_what_to_do() -> None:
+    document = yaml.safe_load((DEPLOY / "prometheus" / "fasti-cluster.rules.yml").read_text())
+    rules = [rule for group in document["groups"] for rule in group["rules"]]
+    metrics = {name for rule in rules for name in re.findall(r"fasti_\w+", rule["expr"])}
+    assert metrics
+    for rule in rules:
+        assert {"summary", "description"} == rule["annotations"].keys()
+    table = pytest.importorskip("fasti.broker.metrics.cluster")._TABLE
+    assert metrics <= set(re.findall(r"^(fasti_\w+)", table, re.MULTILINE))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +22,9 @@ from fasti.cli.options import AsJson, duration
 from fasti.errors import FastiError, TimedOut, Unavailable
 from fasti.extras import required
 from fasti.settings.values import Address, read_address
+
+if TYPE_CHECKING:
+    from fasti.doors.cluster_up import ClusterEvent
 
 app = group("cluster")
 Broker = Annotated[str, typer.Argument(metavar="BROKER", help="Its name, as `status` shows it.")]
@@ -215,6 +219,9 @@ def up(
             show_default="127.0.0.1:7170, or as before",
         ),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what happens as JSON, a line for each event.")
+    ] = False,
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C: NATS servers, and brokers that keep their data there.
 
@@ -227,10 +234,20 @@ def up(
         from fasti.doors.cluster_plan import settle_plan
         from fasti.doors.cluster_up import ClusterUp
         from fasti.doors.lifetime import end
+        from fasti.doors.nats_servers import find_server
+    with required("cluster", "`fasti cluster up`"):
+        import nats as _nats  # noqa: F401
 
     try:
+        find_server()
         plan = settle_plan(directory, brokers, nats, shards, listen)
-        ClusterUp(plan, typer.echo).run()
+        ClusterUp(plan, lambda event: _show_event(event, as_json)).run()
     except FastiError as error:
         end(print_error(error))
     end(0)
+
+
+def _show_event(event: ClusterEvent, as_json: bool) -> None:
+    typer.echo(json.dumps(event.to_json()) if as_json else event.text)
+    # Whoever reads it through a pipe waits for it.
+    sys.stdout.flush()

@@ -68,6 +68,8 @@ class MemberSettings:
     hand_over_max_ms: int = 2_000
     # The target of a handover may be so many packs behind when it begins.
     lag_packs_max: int = 16
+    # So long the others wait for one that says that it takes a shard over.
+    candidate_ms: int = 5_000
     # A broker that has just started, or slept, hears the others before it stands.
     listen_ms: int = 500
     # The format that leaders write.

@@ -6,7 +6,9 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
 
 - Members that live and can read the cluster's format are ranked for every shard (`placement.py`).
 - A living leader is never deposed. Only when a shard has no leader (`shard_claims.py`) its members
-  stand, rank r after r × 300 ms; after `LeaderYielded` its heir at once and the others one turn later.
+  stand, rank r after r × 300 ms; after `LeaderYielded` its heir at once and the others one turn later. While
+  another is a candidate they wait for it, up to 5 s: one that needs longer than its turn to take a shard
+  over is not deposed by the next in rank as soon as it leads.
 - The first in rank and the standbys follow the shard, and ping its leader.
 - A leader hands over to another that has ranked first for 10 s: it admits nothing, lets the other catch
   up, and yields. If that takes too long, or the other goes, or the journal doesn't answer, it admits again.
@@ -321,7 +323,7 @@ class Members:
             if leader == self.record.name:
                 duties += self._lead(shard, ranking, skewed, now_ms)
             elif leader is None:
-                duties += self._stand(shard, ranking, early, now_ms, wakes)
+                duties += self._stand(shard, ranking, alive, early, now_ms, wakes)
             elif shard in self._own:
                 pings.add(leader)
             self._watch_first(shard, ranking, now_ms)
@@ -350,7 +352,13 @@ class Members:
         return [LeaveShard(shard)] if item.role is Role.STANDBY and not wanted else []
 
     def _stand(
-        self, shard: int, ranking: Ranking, early: set[str], now_ms: int, wakes: list[int]
+        self,
+        shard: int,
+        ranking: Ranking,
+        alive: set[str],
+        early: set[str],
+        now_ms: int,
+        wakes: list[int],
     ) -> list[Duty]:
         item, claim, name = self._own.get(shard), self._claims[shard], self.record.name
         wait_ms = ranking.wait_ms(name)
@@ -359,6 +367,8 @@ class Members:
         if claim.heir is not None:
             wait_ms = 0 if claim.heir == name else wait_ms + RANK_WAIT_MS
         assert claim.leaderless_since_ms is not None
+        if any(self.role(other, shard) is Role.CANDIDATE for other in alive - {name}):
+            wait_ms = max(wait_ms, self._settings.candidate_ms)
         due_ms = max(claim.leaderless_since_ms, self._listen_until_ms) + wait_ms
         if now_ms >= due_ms:
             return [StandForShard(shard)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fasti.broker.ports import reserve
-from fasti.errors import DataDirLocked, FastiError, InvalidArgument, StorageFailed
+from fasti.errors import AlreadyExists, DataDirLocked, FastiError, InvalidArgument, StorageFailed
 from fasti.settings.values import Address
 
 NATS_HOST = "127.0.0.1"
@@ -73,15 +73,21 @@ def settle_plan(
     """What runs in a directory, which is made if it is not there; None stands for what it had before, or else 3.
 
     Raises `locked` if another process runs it, `invalid_argument` if it has another number of shards or NATS
-    servers, `already_exists` if a port is taken, `storage_failed`.
+    servers, `already_exists` if the directory has other things in it, an error if a port is taken, `storage_failed`.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = _lock(directory)
         before = _read(directory)
+        strange = [] if before else [path for path in directory.iterdir() if path.name != _LOCK]
     except OSError as error:
         raise StorageFailed(f"{error.filename or directory}: {error.strerror}") from error
     try:
+        if strange:
+            raise AlreadyExists(
+                f"{directory} has other things in it, like {strange[0].name}: name a directory that is "
+                "new, empty, or of a cluster"
+            )
         plan = _settle(directory, lock, before, brokers, nats, shards, listen)
     except BaseException:
         os.close(lock)
@@ -99,13 +105,13 @@ def _settle(
     shards: int | None,
     listen: Address | None,
 ) -> ClusterPlan:
-    servers = _fixed("nats", "NATS servers", nats, len(before["ports"]) if before else None)
+    servers = _fixed("nats", "NATS server", nats, len(before["ports"]) if before else None)
     if servers not in (1, 3, 5):
         raise InvalidArgument(
             f"nats is {servers}: it must be 1, 3 or 5, so that one half is the greater",
             field="nats",
         )
-    count = _fixed("shards", "shards", shards, before["shards"] if before else None)
+    count = _fixed("shards", "shard", shards, before["shards"] if before else None)
     at = listen or (Address(*before["listen"]) if before else _LISTEN)
     if not at.is_loopback:
         raise InvalidArgument(
@@ -129,7 +135,8 @@ def _settle(
 def _fixed(field: str, what: str, asked: int | None, had: int | None) -> int:
     if asked is not None and had is not None and asked != had:
         raise InvalidArgument(
-            f"the cluster in this directory has {had} {what}, not {asked}: that is fixed for good. "
+            f"the cluster in this directory has {had} {what}{'' if had == 1 else 's'}, not {asked}: that "
+            "is fixed for good. "
             "Leave it out, or name another directory",
             field=field,
         )
@@ -142,7 +149,8 @@ def _keep(address: Address, count: int) -> tuple[list[socket.socket], Address]:
         kept = reserve(address, count)
     except OSError as error:
         raise FastiError(
-            f"{error.filename or address} can't be listened at: {error.strerror}"
+            f"{error.filename or address} can't be listened at: {error.strerror}. "
+            "`--listen` names other ports; 127.0.0.1:0 takes any that are free"
         ) from error
     return kept, Address(address.host, int(kept[0].getsockname()[1]))
 

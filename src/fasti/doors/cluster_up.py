@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from fasti.doors.cluster_child import ClusterChild
 from fasti.doors.cluster_plan import ClusterPlan
@@ -39,12 +40,24 @@ _LOOK_S = 0.1
 _SERVERS_ARE_THERE, _ALL_ARE_LED = "servers", "led"
 
 
-class ClusterUp:
-    """For the main thread. `say` prints a line."""
+class ClusterEvent(NamedTuple):
+    """What happened, for programs (`to_json`) and in words."""
 
-    def __init__(self, plan: ClusterPlan, say: Callable[[str], None]) -> None:
+    event: str
+    text: str
+    facts: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `fasti cluster up --json` prints it."""
+        return {"event": self.event, **self.facts}
+
+
+class ClusterUp:
+    """For the main thread, in which `tell` is called."""
+
+    def __init__(self, plan: ClusterPlan, tell: Callable[[ClusterEvent], None]) -> None:
         """Raises an error if there is no `nats-server`."""
-        self._plan, self._say = plan, say
+        self._plan, self._tell = plan, tell
         self._asks = Asks()
         self._over = threading.Event()
         self._up = False
@@ -70,13 +83,18 @@ class ClusterUp:
         """Returns when a signal has ended it, softly. Raises what keeps it from beginning."""
         self._asks.listen_to_signals(signal.SIGHUP)
         give_up_at = time.monotonic() + _START_S
+        counts = f"{_count(self._servers, 'NATS server')} and {_count(self._brokers, 'broker')}"
+        self._say("starting", f"Starting {counts} in {self._plan.directory} ...")
         try:
             self._start(self._servers)
             self._watch(lambda: wait_for_servers(self._plan, self._over.is_set), _SERVERS_ARE_THERE)
             while True:
                 word = self._asks.next_within(self._pause_s(give_up_at))
                 if word in signal.Signals.__members__:
-                    self._say("Stopping: first the brokers, then NATS. Once more ends it at once.")
+                    self._say(
+                        "stopping",
+                        "Stopping: first the brokers, then NATS. Once more ends it at once.",
+                    )
                     return
                 self._take(word)
                 self._start(self._due())
@@ -111,7 +129,7 @@ class ClusterUp:
             except OSError as error:
                 raise FastiError(f"{child.name} can't be started: {error.strerror}") from error
             if self._up and child in self._servers:
-                self._say(f"{child.name} was started again, pid {child.pid}")
+                self._say_back(child)
 
     def _take(self, word: str | None) -> None:
         if word is None:
@@ -121,21 +139,32 @@ class ClusterUp:
             self._watch(self._wait_for_leaders, _ALL_ARE_LED)
         elif word == _ALL_ARE_LED:
             self._up = True
-            self._say(self._greeting())
+            pids = {child.name: child.pid for child in self._children}
+            facts = {"directory": str(self._plan.directory), "address": self._plan.address}
+            nats = {"nats": self._plan.nats_urls, "shards": self._plan.shards}
+            self._say("up", self._greeting(), **facts, **nats, processes=pids)
         else:
             what, _, name = word.partition(" ")
             (child,) = (each for each in self._children if each.name == name)
             if what == "ended":
                 self._take_end(child)
-            elif self._up:
-                self._say(f"{name} is back, pid {child.pid}")
+            elif self._up and child.deaths:
+                self._say_back(child)
 
     def _take_end(self, child: ClusterChild) -> None:
         line = child.take_end()
         pause_s = child.plan_restart()
         if not self._up and child.deaths >= _DEATHS_MAX:
             raise Unavailable(f"{line}; its log is {child.log}")
-        self._say(f"{line}; it is started again in {pause_s:g} s")
+        text = f"{line}; it is started again in {pause_s:g} s"
+        self._say("ended", text, name=child.name, again_s=pause_s)
+
+    def _say_back(self, child: ClusterChild) -> None:
+        text = f"{child.name} is back, pid {child.pid}"
+        self._say("back", text, name=child.name, pid=child.pid)
+
+    def _say(self, event: str, text: str, **facts: Any) -> None:
+        self._tell(ClusterEvent(event, text, facts))
 
     # What is waited for
 
@@ -167,6 +196,8 @@ class ClusterUp:
         plan = self._plan
         pids = ", ".join(f"{child.name} {child.pid}" for child in self._children)
         victim = self._brokers[0]
+        others = "the others take its shards over, and it comes back"
+        then = others if len(self._brokers) > 1 else "it comes back"
         return f"""\
 A cluster runs in {plan.directory}: {plan.shards} shards. Ctrl-C stops it.
 processes: {pids}
@@ -177,7 +208,7 @@ processes: {pids}
     fasti produce emails "hello"
     fasti consume emails
     fasti cluster status --watch
-    kill -9 {victim.pid}    # {victim.name}: the others take its shards over, and it comes back
+    kill -9 {victim.pid}    # {victim.name}: {then}
 """
 
     # The end
@@ -220,6 +251,10 @@ def broker_command(plan: ClusterPlan, number: int, name: str, ready_fd: int) -> 
     command = [sys.executable, "-m", "fasti", "serve", "--until-stdin-ends"]
     command += ["--ready-fd", str(ready_fd)]
     return command + [part for key, value in values.items() for part in (f"--{key}", str(value))]
+
+
+def _count(children: list[ClusterChild], noun: str) -> str:
+    return f"{len(children)} {noun}{'' if len(children) == 1 else 's'}"
 
 
 def _server(program: str, config: Path, parent: int, _: int) -> list[str]:

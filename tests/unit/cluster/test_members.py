@@ -282,6 +282,27 @@ def test_a_beat_under_way_does_not_bring_back_one_that_yielded() -> None:
     assert StandForShard(0) in members.decide(10).duties
 
 
+def test_the_next_in_rank_waits_for_a_candidate_that_takes_long() -> None:
+    members = alone_with_b()
+    members.yielded(0, 3, "c")
+    stood = []
+    for now_ms in range(0, 8_000, 100):
+        hear_b(members, now_ms, Role.CANDIDATE if now_ms < 7_000 else Role.IDLE)
+        if StandForShard(0) in members.decide(now_ms).duties:
+            stood.append(now_ms)
+    assert stood[0] == 5_000
+
+
+def test_the_next_in_rank_stands_as_soon_as_a_candidate_gives_up() -> None:
+    members = alone_with_b()
+    members.yielded(0, 3, "c")
+    for now_ms in range(0, 2_000, 100):
+        hear_b(members, now_ms, Role.CANDIDATE)
+        assert StandForShard(0) not in members.decide(now_ms).duties
+    hear_b(members, 2_000, Role.IDLE)
+    assert StandForShard(0) in members.decide(2_000).duties
+
+
 def test_a_handover_to_one_that_does_not_catch_up_is_called_off() -> None:
     members = alone_with_b()
     members.learn(MemberRecord("b", "b:1", weight=1e9, incarnation=1), 0)
