@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fasti.cluster.nats import Refused
-from fasti.cluster.pack import Pack, encode_pack
+from fasti.cluster.pack import Pack, encode_parts
 from fasti.cluster.pack_reader import PackReader
 from fasti.cluster.pack_stream import PackStream
 from fasti.cluster.patience import Patience, Timeouts
@@ -235,10 +235,10 @@ class Leadership:
             names.cluster, names.shard, self.incarnation, place, header, draft.at_us,
             self._checksums[action.expected_last], draft.body, draft.part, draft.parts,
         )  # fmt: skip
-        message, self._sent = encode_pack(pack)
+        parts, self._sent = encode_parts(pack)
         self._in_flight = True
-        self.sent_bytes = len(message)
-        stored = self._stream.publish(message, action.expected_last, self._timeouts.answer_s)
+        self.sent_bytes = sum(len(part) for part in parts)
+        stored = self._stream.publish(parts, action.expected_last, self._timeouts.answer_s)
         self._drawn = False
         return stored
 

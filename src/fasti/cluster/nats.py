@@ -26,13 +26,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from fasti.cluster.append_socket import AppendSocket
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound, TimedOut, Unavailable
 from fasti.extras import required
 
 Result = TypeVar("Result")
 
 _API = "$JS.API"
-_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 _LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _STREAM_NOT_FOUND = 10059
 _MESSAGE_NOT_FOUND = 10037
@@ -183,11 +184,18 @@ class NatsConnection:
         """The sequence at which the message was stored. `Refused`, `TimedOut` or `Unavailable`."""
         headers: dict[str, str] = {}
         if last_sequence is not None:
-            headers[_LAST_SEQUENCE] = str(last_sequence)
+            headers[LAST_SEQUENCE] = str(last_sequence)
         if last_subject_sequence is not None:
             headers[_LAST_SUBJECT_SEQUENCE] = str(last_subject_sequence)
-        answer = self._json(self._request(subject, data, timeout_s, headers or None))
-        return int(answer["seq"])
+        return stored_sequence(self._request(subject, data, timeout_s, headers or None).data)
+
+    def append_socket(self, leader: Callable[[], str]) -> AppendSocket | None:
+        """For publishing to one stream, whose leading server `leader` names; None if it can't be had: the
+        signature that a file of credentials asks for is nats-py's alone.
+        """
+        if self._options.credentials is not None:
+            return None
+        return AppendSocket(self._options, leader)
 
     # Plain subjects: nothing is stored
 
@@ -392,17 +400,26 @@ class NatsConnection:
             raise Unavailable(f"NATS refuses {name}: {refusal.text}") from refusal
 
     def _json(self, reply: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(reply.data)
-        error = answer.get("error")
-        if error is None:
-            return answer
-        code = int(error.get("err_code", 0))
-        text = str(error.get("description", ""))
-        if code in (_STREAM_NOT_FOUND, _MESSAGE_NOT_FOUND):
-            raise NotFound(text)
-        if error.get("code") in _UNANSWERED_CODES:
-            raise Unavailable(f"NATS: {text}")
-        raise Refused(text, code)
+        return _parse(reply.data)
+
+
+def stored_sequence(answer: bytes) -> int:
+    """The sequence that a publish's answer tells; raises as `NatsConnection.publish`."""
+    return int(_parse(answer)["seq"])
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(data)
+    error = answer.get("error")
+    if error is None:
+        return answer
+    code = int(error.get("err_code", 0))
+    text = str(error.get("description", ""))
+    if code in (_STREAM_NOT_FOUND, _MESSAGE_NOT_FOUND):
+        raise NotFound(text)
+    if error.get("code") in _UNANSWERED_CODES:
+        raise Unavailable(f"NATS: {text}")
+    raise Refused(text, code)
 
 
 def _direct(reply: Any) -> StoredMessage | None:

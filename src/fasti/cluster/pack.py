@@ -98,6 +98,12 @@ class Pack:
 
 def encode_pack(pack: Pack) -> tuple[bytes, Pack]:
     """The message, and the pack with its checksum."""
+    parts, encoded = encode_parts(pack)
+    return b"".join(parts), encoded
+
+
+def encode_parts(pack: Pack) -> tuple[list[bytes | memoryview], Pack]:
+    """The message as header and body, which is not copied, and the pack with its checksum."""
     raw = memoryview(pack.body).cast("B") if memoryview(pack.body).nbytes else memoryview(b"")
     codec, stored = _compress(raw)
     names = pack.cluster.encode(), pack.header.broker.encode()
@@ -111,8 +117,8 @@ def encode_pack(pack: Pack) -> tuple[bytes, Pack]:
     checked = fields + names[0] + names[1]
     checksum = xxh3_64_intdigest(checked)
     padding = bytes(-(len(checked) + _CHECKSUM.size) % _ALIGNMENT)
-    message = b"".join((checked, _CHECKSUM.pack(checksum), padding, stored))
-    return message, replace(pack, checksum=checksum)
+    head = b"".join((checked, _CHECKSUM.pack(checksum), padding))
+    return [head, stored], replace(pack, checksum=checksum)
 
 
 def _compress(raw: memoryview) -> tuple[int, bytes | memoryview]:

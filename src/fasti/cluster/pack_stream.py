@@ -11,18 +11,30 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from fasti.cluster.names import ShardNames
-from fasti.cluster.nats import NatsConnection, StoredMessage, StreamState
+from fasti.cluster.nats import (
+    LAST_SEQUENCE,
+    NatsConnection,
+    StoredMessage,
+    StreamState,
+    stored_sequence,
+)
 from fasti.cluster.pack import Pack, decode_pack
 from fasti.cluster.writer_actions import MISSING, TRIMMED, Absence
 from fasti.errors import Corruption, Unavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _BATCH_BYTES = 8 << 20
 _CACHE_BYTES = 32 << 20
 # What a message takes in the stream beside its payload and subject: lengths, headers, a checksum.
 _OVERHEAD_BYTES = 100
+# Which server leads the stream is good to know, and not worth waiting for.
+_LOOK_S = 0.1
 
 
 class PackStream:
@@ -38,6 +50,7 @@ class PackStream:
         self._cached_bytes = 0
         self._cache_bytes_max = cache_bytes
         self._lock = threading.Lock()
+        self._appends = connection.append_socket(self._leader)
 
     @staticmethod
     def config(names: ShardNames, replicas: int, bytes_max: int) -> dict[str, Any]:
@@ -70,11 +83,27 @@ class PackStream:
         """About what a message takes of the stream's `max_bytes`."""
         return message_bytes + len(self.names.journal_subject) + _OVERHEAD_BYTES
 
-    def publish(self, message: bytes, expected_last: int, timeout_s: float) -> int:
-        """The place; `Refused`, `TimedOut` or `Unavailable`."""
-        return self._connection.publish(
-            self.names.journal_subject, message, last_sequence=expected_last, timeout_s=timeout_s
-        )
+    def publish(self, parts: Sequence[Buffer], expected_last: int, timeout_s: float) -> int:
+        """The place of a message that is given in parts; `Refused`, `TimedOut` or `Unavailable`.
+
+        One thread at a time.
+        """
+        subject = self.names.journal_subject
+        if self._appends is None:
+            message = b"".join(parts)
+            return self._connection.publish(
+                subject, message, last_sequence=expected_last, timeout_s=timeout_s
+            )
+        headers = ((LAST_SEQUENCE, str(expected_last)),)
+        return stored_sequence(self._appends.publish(subject, headers, parts, timeout_s))
+
+    def _leader(self) -> str:
+        return self.state(_LOOK_S).leader
+
+    def close(self) -> None:
+        """When nothing is published any more."""
+        if self._appends is not None:
+            self._appends.close()
 
     def trim(self, place: int) -> None:
         """Removes all packs up to this place."""

@@ -357,6 +357,7 @@ class StreamJournal:
 
     def close(self) -> None:
         self._closed = True
+        self._stream.close()
 
 
 if TYPE_CHECKING:
