@@ -90,6 +90,10 @@ class AppendSocket:
             with suppress(OSError):
                 connection.close()
 
+    def __del__(self) -> None:
+        # A journal that could not be opened is dropped as it is.
+        self.close()
+
     # Connecting
 
     def _make_ready(self, until: float) -> None:
