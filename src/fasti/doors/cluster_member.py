@@ -19,7 +19,6 @@ from typing import Any
 
 from fasti.broker.host import Host
 from fasti.broker.logs import fields
-from fasti.broker.shard_map import Leader
 from fasti.broker.threads import Poller
 from fasti.cluster.bulletins import MemberSubjects, decode_beat, encode_beat
 from fasti.cluster.cluster_view import ClusterView, view_cluster
@@ -68,6 +67,8 @@ class ClusterMember:
         self._clock = host.threads.runtime.clock
         self._monotonic = host.threads.runtime.monotonic
         self._members = Members(record, range(host.shards), self._now_ms(), settings)
+        # Told from the next poll on.
+        self.weight = record.weight
         # What the connection's thread has brought, for the next poll. Bounded: old beats are worth nothing.
         self._heard: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque(maxlen=10_000)
         self._moving: dict[int, Role] = {}
@@ -100,6 +101,12 @@ class ClusterMember:
     def view(self) -> ClusterView | None:
         """The cluster as it was at the last poll; None: it has just come, and hears the others first."""
         return self._view
+
+    def change_weight(self, weight: float) -> bool:
+        """From now on; whether it was another. For any thread, but one at a time."""
+        before, self.weight = self.weight, weight
+        self._poller.wake()
+        return before != weight
 
     def start(self) -> None:
         """Joins: the others hear of it, and it of them."""
@@ -146,6 +153,7 @@ class ClusterMember:
             hear, heard = self._heard.popleft()
             hear(*heard)
         now_ms = self._now_ms()
+        self._members.learn(self._members.record._replace(weight=self.weight), now_ms)
         self._play(now_ms)
         plan = self._members.decide(now_ms)
         self._note_leaders(now_ms)
@@ -186,10 +194,9 @@ class ClusterMember:
                 journal = shard.store.journal
                 place = journal.epoch, journal.last_sequence
                 self._members.play(number, Role.LEADER, *place, now_ms)
-                leader = self._host.map.leader(number)
-                if leader.epoch > journal.epoch:
-                    # Taken over while it slept. Without an append it would never find out.
-                    self._move(number, Role.IDLE, partial(self._drop, leader))
+                if self._members.epoch(number) > journal.epoch:
+                    # Its next append would say so; but where nothing happens there is none, and sessions wait.
+                    self._move(number, Role.IDLE, self._step_down)
             elif number in self._follows:
                 self._members.play(number, Role.STANDBY, 0, _COLD, now_ms)
             else:
@@ -259,9 +266,6 @@ class ClusterMember:
         seconds = round(self._monotonic() - began, 3)
         _log.info("took a shard over", extra=fields(shard=shard, seconds=seconds))
 
-    def _drop(self, leader: Leader, shard: int) -> None:
-        self._host.drop(shard, leader.address, leader.epoch)
-
     def _let_go(self, shard: int, to: str) -> None:
         led = {each.place.number: each for each in self._host.all_shards()}.get(shard)
         if led is None:
@@ -269,6 +273,11 @@ class ClusterMember:
         epoch = led.store.journal.epoch
         self._host.drop(shard, None, epoch)
         self._yields[shard], self._yielded_ms[shard] = (epoch, to), self._now_ms()
+
+    def _step_down(self, shard: int) -> None:
+        """Another leads it, under a higher epoch; where, the map has from its beats."""
+        leader = self._host.map.leader(shard)
+        self._host.drop(shard, leader.address, leader.epoch)
 
     def _now_ms(self) -> int:
         return int(self._monotonic() * 1000)
