@@ -232,8 +232,9 @@ class _Probe:
         self.deliveries = np.fromfile(self._deliveries, dtype=np.int64).reshape(-1, 3)
 
     def close(self) -> None:
-        """Also when it was not finished."""
-        self._process.kill()
+        """Ends it in the middle, if it was not finished."""
+        if not self.told:
+            self._process.kill()
 
     def served_after_s(self, shard: int, at: float) -> tuple[float, float]:
         """From a moment on: until the first message that was sent after it was acknowledged, and delivered."""
