@@ -81,9 +81,8 @@ class Moves:
         """See `Host.drop`."""
         host = self._host
         self._check(number)
-        if to_address is None:
-            host.map.forget(number, epoch)
-        else:
+        host.map.forget(number, epoch)
+        if to_address is not None:
             host.map.note(number, epoch, to_address)
         with self._one_moves:
             taken = host.take_out(number)

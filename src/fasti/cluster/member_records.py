@@ -37,12 +37,16 @@ class MemberRecord(NamedTuple):
 
 
 class ShardBeat(NamedTuple):
-    """A broker's part in one shard. A candidate's epoch is the one that it stands for."""
+    """A broker's part in one shard. A candidate's epoch is the one that it stands for.
+
+    `sequence` is the place of the stream that it has reached, `version` that of a leader's manifest.
+    """
 
     shard: int
     role: Role
     epoch: int
     sequence: int
+    version: int = 0
 
 
 class Beat(NamedTuple):

@@ -193,9 +193,11 @@ class Members:
         """`LeaderYielded` was read in a shard's stream."""
         self._claims[shard].give_up(epoch, to)
 
-    def play(self, shard: int, role: Role, epoch: int, sequence: int, now_ms: int) -> None:
+    def play(
+        self, shard: int, role: Role, epoch: int, sequence: int, now_ms: int, version: int = 0
+    ) -> None:
         """This broker's own part in a shard, whenever it changes: what its beats say."""
-        item = ShardBeat(shard, role, epoch, sequence)
+        item = ShardBeat(shard, role, epoch, sequence, version)
         if role in (Role.IDLE, Role.FENCED):
             self._own.pop(shard, None)
         else:
@@ -242,6 +244,18 @@ class Members:
         parts = self._own if name == self.record.name else self._others[name].shards
         item = parts.get(shard)
         return Role.IDLE if item is None else item.role
+
+    def heir(self, shard: int, now_ms: int) -> str | None:
+        """Who should lead a shard that this broker gives up because it leaves: the first that follows it."""
+        alive = self.alive(now_ms) - {self.record.name}
+        names = self.ranking(shard, alive).names
+        following = [name for name in names if self.role(name, shard) is Role.STANDBY]
+        return next(iter([*following, *names]), None)
+
+    def address(self, name: str) -> str | None:
+        """Of another member; None: not known."""
+        other = self._others.get(name)
+        return None if other is None else other.record.address
 
     def ranking(self, shard: int, alive: set[str]) -> Ranking:
         """The members of a shard in order."""

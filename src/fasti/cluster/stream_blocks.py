@@ -280,7 +280,12 @@ class StreamBlocks:
         if self._pointer.is_changing:
             # Else it would say that nothing has changed, and the blocks of what may come would be deleted.
             self._pointer.settle()
-        record = self._read_pointer()
+        return self.manifest_of(self._read_pointer())
+
+    def manifest_of(self, record: PointerRecord) -> tuple[int, bytes] | None:
+        """The manifest that a pointer names, with its version; None before the first. `NotFound` if it is
+        gone, because the pointer has moved on.
+        """
         if not record.version:
             return None
         return record.version, bytes(self._range(_MANIFESTS, record.manifest, 0, None))

@@ -25,7 +25,6 @@ from fasti.doors.cluster_peers import ClusterPeers, PeerAnswers
 from fasti.errors import Unavailable
 from fasti.settings.load import ServeSettings
 from fasti.settings.values import Address
-from fasti.storage.storage_engine import StorageEngine
 
 
 class ClusterProcess:
@@ -91,7 +90,7 @@ class ClusterProcess:
         self._member = member
         member.start()
 
-    def _storage(self, name: str, address: str, shard: int) -> StorageEngine:
+    def _storage(self, name: str, address: str, shard: int) -> StreamStorage:
         settings = self._settings
         streams = StreamSettings(
             self._cluster,
