@@ -75,7 +75,7 @@ class Leadership:
         self._met: Pack | None = None
         # The pack that was published last, and whether it may be in the stream without being known to be.
         self._sent: Pack | None = None
-        self._in_flight = False
+        self._in_flight = self._trusts_end = False
         self._began_us = self._last_us = time.time_ns() // 1000
         # What to do next, after a call that gave up.
         self._action: Action | None = None
@@ -130,6 +130,8 @@ class Leadership:
         """Reads to the end, writes `LeaderStarted`, claims the pointer. `Fenced` if another was first."""
         patience = Patience(f"the take-over of {self._stream.name}", self._timeouts.open_s)
         self._draft = None
+        # If a replica nearby doesn't have all, `LeaderStarted` is refused.
+        self._trusts_end = True
         self._drive(self._action or self._writer.take_over(), patience)
         self.pieces.take(self._settled(), self._writer.reader, self._stream.name)
         self._pointer.own()
@@ -195,6 +197,7 @@ class Leadership:
         try:
             result = self._perform(action)
         except Refused as refusal:
+            self._trusts_end = False
             patience.pause(refusal.text)
             return self._writer.refused() if changes else self._writer.unanswered()
         except (TimedOut, Unavailable) as error:
@@ -242,7 +245,8 @@ class Leadership:
         if self._in_flight:
             met = self._stream.read_from_leader(place, self._timeouts.answer_s)
         else:
-            met = self._stream.read(place, max(1.0, self._timeouts.answer_s))
+            timeout_s = max(1.0, self._timeouts.answer_s)
+            met = self._stream.read(place, timeout_s, trust_end=self._trusts_end)
         if isinstance(met, Absence):
             return met
         known = self._checksums.get(place - 1)

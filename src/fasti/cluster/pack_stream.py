@@ -112,8 +112,14 @@ class PackStream:
             for old in [cached for cached in self._cache if cached <= place]:
                 self._cached_bytes -= _size(self._cache.pop(old))
 
-    def read(self, place: int, timeout_s: float, ahead: bool = True) -> Pack | Absence:
-        """One pack, and those behind it into memory, from a replica nearby; else as `read_from_leader`."""
+    def read(
+        self, place: int, timeout_s: float, ahead: bool = True, trust_end: bool = False
+    ) -> Pack | Absence:
+        """One pack, and those behind it into memory, from a replica nearby; else as `read_from_leader`.
+
+        With `trust_end` a replica that has nothing from there on is believed: for one who is about to append
+        there, and will be told otherwise.
+        """
         with self._lock:
             pack = self._cache.get(place)
             if pack is not None:
@@ -127,6 +133,8 @@ class PackStream:
                 self.remember(self._decode(message))
             except Corruption:
                 break
+        if trust_end and not found:
+            return MISSING
         with self._lock:
             pack = self._cache.get(place)
         return self.read_from_leader(place, timeout_s) if pack is None else pack

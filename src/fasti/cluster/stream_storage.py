@@ -223,8 +223,8 @@ class OpenStream:
         return error
 
     def settle(self) -> None:
-        """Everything was read: what older leaders left half stored can go."""
-        self.blocks.sweep(self.journal.epoch)
+        """Everything was read: what older leaders left half stored can go, when there is time for it."""
+        self.blocks.sweep_below = self.journal.epoch
 
     def close(self) -> None:
         if self.heir is not None:
