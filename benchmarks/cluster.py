@@ -231,28 +231,31 @@ class _Probe:
         self.acks = np.fromfile(self._acks, dtype=np.int64).reshape(-1, 3)
         self.deliveries = np.fromfile(self._deliveries, dtype=np.int64).reshape(-1, 3)
 
+    def pause_s(self, shards: Sequence[int], begin: float, end: float) -> float:
+        """The longest between two acknowledgements or two deliveries of one of these shards."""
+        both = (self.acks, self.deliveries)
+        return max(longest_pause_s(rows, shards, begin, end) for rows in both)
+
     def close(self) -> None:
         """Ends it in the middle, if it was not finished."""
         if not self.told:
             self._process.kill()
 
-    def served_after_s(self, shard: int, at: float) -> tuple[float, float]:
-        """From a moment on: until the first message that was sent after it was acknowledged, and delivered."""
-        return self._first_s(self.acks, shard, at), self._first_s(self.deliveries, shard, at)
 
-    def _first_s(self, rows: Rows, shard: int, at: float) -> float:
-        later = rows[(rows[:, 0] == shard) & (rows[:, 1] >= at * 1e6)]
-        return round(float(later[:, 2].min()) / 1e6 - at, 4) if len(later) else float("inf")
+def served_s(rows: Rows, shard: int, at: float) -> float:
+    """From a moment on, until the first message of a shard came that was sent after it."""
+    later = rows[(rows[:, 0] == shard) & (rows[:, 1] >= at * 1e6)]
+    return round(float(later[:, 2].min()) / 1e6 - at, 4) if len(later) else float("inf")
 
-    def pause_s(self, shards: Sequence[int], begin: float, end: float) -> float:
-        """The longest between two acknowledgements or two deliveries of one of these shards."""
-        longest = 0.0
-        for rows in (self.acks, self.deliveries):
-            for shard in shards:
-                came = np.sort(rows[rows[:, 0] == shard][:, 2]) / 1e6
-                came = came[(came >= begin - 0.5) & (came <= end)]
-                longest = max(longest, float(np.diff(came, append=end).max()))
-        return round(longest, 4)
+
+def longest_pause_s(rows: Rows, shards: Sequence[int], begin: float, end: float) -> float:
+    """The longest in which nothing of one of these shards came, between two moments."""
+    longest = 0.0
+    for shard in shards:
+        came = np.sort(rows[rows[:, 0] == shard][:, 2]) / 1e6
+        inside = came[(came >= begin) & (came <= end)]
+        longest = max(longest, float(np.diff(inside, prepend=begin, append=end).max()))
+    return round(longest, 4)
 
 
 @contextmanager
@@ -291,8 +294,8 @@ def _kill(bench: BenchCluster, scratch: Path, kills: int, show: Show) -> Figures
 
 
 def _served(probe: _Probe, shards: list[int], at: float) -> Figures:
-    times = [probe.served_after_s(shard, at) for shard in shards]
-    acked, delivered = (max(column) for column in zip(*times, strict=True))
+    acked = max(served_s(probe.acks, shard, at) for shard in shards)
+    delivered = max(served_s(probe.deliveries, shard, at) for shard in shards)
     return {"acked_s": acked, "delivered_s": delivered, "served_s": max(acked, delivered)}
 
 
