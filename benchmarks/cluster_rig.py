@@ -39,6 +39,8 @@ _JOURNAL_BYTES = 3 << 30
 _WITHIN_S = 60.0
 _LOOK_S = 0.02
 _DEATHS_MAX = 4
+# Packs: what a standby has not read yet while others are sent.
+_LAG_MAX = 100
 
 View = dict[str, Any]
 
@@ -149,12 +151,15 @@ class BenchCluster:
         self.await_view(lambda view: leaders(view) == wanted, "the brokers' shares")
 
     def await_members(self, names: list[str]) -> View:
-        """Returns when these live and no others, and every shard has a leader and a standby."""
+        """Returns when these live and no others, and every shard has a leader and a standby that is warm."""
+
+        def is_warm(shard: dict[str, Any]) -> bool:
+            lags = [lag for lag in shard["lags"].values() if lag is not None]
+            return min(lags, default=_LAG_MAX) < _LAG_MAX
 
         def good(view: View) -> bool:
             alive = {each["name"] for each in view["members"] if each["state"] == "alive"}
-            standbys = all(shard["standbys"] for shard in view["shards"])
-            return alive == set(names) and (standbys or len(names) == 1)
+            return alive == set(names) and all(map(is_warm, view["shards"]))
 
         return self.await_view(good, "the brokers' return")
 
