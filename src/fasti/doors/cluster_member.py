@@ -184,6 +184,7 @@ class ClusterMember:
             hear(*heard)
         now_ms = self._now_ms()
         self._play(now_ms)
+        self._drop_lost()
         plan = self._members.decide(now_ms)
         self._note_leaders(now_ms)
         for duty in plan.duties:
@@ -270,6 +271,17 @@ class ClusterMember:
                 self._haste_until, self._beat_now = now_ms + _HASTE_MS, True
             case ResumeAdmitting(shard):
                 self._hold(shard, False)
+
+    def _drop_lost(self) -> None:
+        """Shards that others lead under a higher epoch: one that appends nothing would never find out."""
+        for shard in self._host.all_shards():
+            number, epoch = shard.place.number, shard.store.journal.epoch
+            if self._members.epoch(number) > epoch and number not in self._moving:
+                self._move(number, Role.IDLE, partial(self._leave, shard, epoch))
+
+    def _leave(self, shard: Shard, epoch: int, number: int) -> None:
+        _log.warning("shard %d is led elsewhere by now", number)
+        self._host.drop(number, self._host.map.address(number), epoch)
 
     def _hold(self, shard: int, held: bool) -> None:
         led = self._find(shard)
