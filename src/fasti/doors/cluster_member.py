@@ -79,6 +79,8 @@ class ClusterMember:
         self._clock = host.threads.runtime.clock
         self._monotonic = host.threads.runtime.monotonic
         self._members = Members(record, range(host.shards), self._now_ms(), settings)
+        # Told from the next poll on.
+        self.weight = record.weight
         # What the connection's thread has brought, for the next poll. Bounded: old beats are worth nothing.
         self._heard: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque(maxlen=10_000)
         self._moving: dict[int, Role] = {}
@@ -114,6 +116,12 @@ class ClusterMember:
     def view(self) -> ClusterView | None:
         """The cluster as it was at the last poll; None: it has just come, and hears the others first."""
         return self._view
+
+    def change_weight(self, weight: float) -> bool:
+        """From now on; whether it was another. For any thread, but one at a time."""
+        before, self.weight = self.weight, weight
+        self._poller.wake()
+        return before != weight
 
     def start(self) -> None:
         """Joins: the others hear of it, and it of them."""
@@ -183,8 +191,8 @@ class ClusterMember:
             hear, heard = self._heard.popleft()
             hear(*heard)
         now_ms = self._now_ms()
+        self._members.learn(self._members.record._replace(weight=self.weight), now_ms)
         self._play(now_ms)
-        self._drop_lost()
         plan = self._members.decide(now_ms)
         self._note_leaders(now_ms)
         for duty in plan.duties:
@@ -232,6 +240,9 @@ class ClusterMember:
                 place = journal.epoch, journal.stream_sequence
                 version = shard.store.version
                 self._members.play(number, Role.LEADER, *place, now_ms, version)
+                if self._members.epoch(number) > journal.epoch:
+                    # Its next append would say so; but where nothing happens there is none, and sessions wait.
+                    self._move(number, Role.IDLE, self._step_down)
             elif (standby := self._standbys.find(number)) is not None:
                 place = standby.epoch, standby.sequence
                 self._members.play(number, Role.STANDBY, *place, now_ms)
@@ -271,17 +282,6 @@ class ClusterMember:
                 self._haste_until, self._beat_now = now_ms + _HASTE_MS, True
             case ResumeAdmitting(shard):
                 self._hold(shard, False)
-
-    def _drop_lost(self) -> None:
-        """Shards that others lead under a higher epoch: one that appends nothing would never find out."""
-        for shard in self._host.all_shards():
-            number, epoch = shard.place.number, shard.store.journal.epoch
-            if self._members.epoch(number) > epoch and number not in self._moving:
-                self._move(number, Role.IDLE, partial(self._leave, shard, epoch))
-
-    def _leave(self, shard: Shard, epoch: int, number: int) -> None:
-        _log.warning("shard %d is led elsewhere by now", number)
-        self._host.drop(number, self._host.map.address(number), epoch)
 
     def _hold(self, shard: int, held: bool) -> None:
         led = self._find(shard)
@@ -355,6 +355,11 @@ class ClusterMember:
             storage.heir = to
         self._host.drop(shard.place.number, self._members.address(to), epoch)
         return epoch
+
+    def _step_down(self, shard: int) -> None:
+        """Another leads it, under a higher epoch; where, the map has from its beats."""
+        leader = self._host.map.leader(shard)
+        self._host.drop(shard, leader.address, leader.epoch)
 
     def _now_ms(self) -> int:
         return int(self._monotonic() * 1000)

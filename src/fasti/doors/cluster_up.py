@@ -21,7 +21,6 @@ from fasti.doors.cluster_child import ClusterChild
 from fasti.doors.cluster_plan import ClusterPlan
 from fasti.doors.lifetime import Asks
 from fasti.doors.nats_servers import (
-    JOURNAL_BYTES,
     find_server,
     server_command,
     wait_for_servers,
@@ -50,7 +49,7 @@ class ClusterUp:
         self._over = threading.Event()
         self._up = False
         program, parent = find_server(), os.getpid()
-        environment = _environment()
+        environment = child_environment()
 
         def child(name: str, command: Callable[[int], list[str]]) -> ClusterChild:
             log = plan.directory / f"{name}.log"
@@ -61,26 +60,8 @@ class ClusterUp:
             child(config.stem, partial(_server, program, config, parent)) for config in configs
         ]
         self._brokers = [
-            child(f"b{number + 1}", partial(self._serve, number)) for number in range(plan.brokers)
-        ]
-
-    def _serve(self, number: int, ready_fd: int) -> list[str]:
-        plan, name = self._plan, f"b{number + 1}"
-        values = {
-            "data": plan.directory / name,
-            "listen": plan.listens[number],
-            "http": "off",
-            "cluster": CLUSTER,
-            "nats": ",".join(plan.nats_urls),
-            "nats-replicas": len(plan.ports),
-            "nats-journal-size": JOURNAL_BYTES,
-            "shards": plan.shards,
-            "broker-name": name,
-        }
-        command = [sys.executable, "-m", "fasti", "serve", "--until-stdin-ends"]
-        command += ["--ready-fd", str(ready_fd)]
-        return command + [
-            part for key, value in values.items() for part in (f"--{key}", str(value))
+            child(f"b{number + 1}", partial(broker_command, plan, number, f"b{number + 1}"))
+            for number in range(plan.brokers)
         ]
 
     # The loop
@@ -223,12 +204,30 @@ processes: {pids}
         return True
 
 
+def broker_command(plan: ClusterPlan, number: int, name: str, ready_fd: int) -> list[str]:
+    """The broker that listens at the plan's address of this number."""
+    values = {
+        "data": plan.directory / name,
+        "listen": plan.listens[number],
+        "http": "off",
+        "cluster": CLUSTER,
+        "nats": ",".join(plan.nats_urls),
+        "nats-replicas": len(plan.ports),
+        "nats-journal-size": plan.journal_bytes,
+        "shards": plan.shards,
+        "broker-name": name,
+    }
+    command = [sys.executable, "-m", "fasti", "serve", "--until-stdin-ends"]
+    command += ["--ready-fd", str(ready_fd)]
+    return command + [part for key, value in values.items() for part in (f"--{key}", str(value))]
+
+
 def _server(program: str, config: Path, parent: int, _: int) -> list[str]:
     """It tells nothing when it is ready: it is asked."""
     return server_command(program, config, parent)
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Without settings of the user's shell: they are not meant for these."""
     not_meant = {setting.variable for setting in SETTINGS} | {CONFIG_VARIABLE}
     return {name: value for name, value in os.environ.items() if name not in not_meant}

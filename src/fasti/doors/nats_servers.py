@@ -12,8 +12,7 @@ from fasti.cluster.nats import NatsConnection, NatsOptions
 from fasti.doors.cluster_plan import NATS_HOST, ClusterPlan
 from fasti.errors import FastiError
 
-# So much of the journal NATS keeps of a shard, at most; blocks come on top, and have no bound of their own.
-JOURNAL_BYTES = 256 << 20
+# Beside the journals; blocks have no bound of their own.
 _BLOCKS_BYTES = 8 << 30
 _LOOK_S = 0.1
 # Runs before the server in its process: when the one that started it is gone, however that ended, so is the
@@ -54,7 +53,7 @@ def write_config(plan: ClusterPlan, number: int) -> Path:
     cluster = f'cluster {{ name: fasti, listen: "{NATS_HOST}:{plan.routes[number]}", routes: [{routes}] }}\n'
     store = str(plan.directory / name).replace("\\", "\\\\").replace('"', '\\"')
     # Room that is not set aside: a disk that has less is full when it is.
-    room_bytes = plan.shards * JOURNAL_BYTES + _BLOCKS_BYTES
+    room_bytes = plan.shards * plan.journal_bytes + _BLOCKS_BYTES
     path = plan.directory / f"{name}.conf"
     path.write_text(
         f"""server_name: {name}

@@ -58,6 +58,7 @@ class ServeSettings:
     nats_credentials: Path | None
     nats_ca: Path | None
     broker_name: str | None
+    weight: float
     listen: Address
     advertise: Address | None
     http: Address | None
