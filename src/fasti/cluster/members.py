@@ -6,7 +6,8 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
 
 - Members that live and can read the cluster's format are ranked for every shard (`placement.py`).
 - A living leader is never deposed. Only when a shard has no leader (`shard_claims.py`) its members
-  stand, rank r after r × 300 ms; after `LeaderYielded` its heir at once and the others one turn later.
+  stand, rank r after r × 300 ms; after `LeaderYielded` its heir at once and the others one turn later. While
+  one of them says that it stands, the others wait: to load a large shard takes time.
 - The first in rank and the standbys follow the shard, and ping its leader.
 - A leader hands over to another that has ranked first for 10 s: it admits nothing, lets the other catch
   up, and yields. If that takes too long, or the other goes, it admits again.
@@ -39,6 +40,8 @@ from fasti.cluster.placement import RANK_WAIT_MS, Ranking, rank_members
 from fasti.cluster.shard_claims import ShardClaim
 from fasti.cluster.writer_actions import Role
 
+# For so long a candidate is waited for that is at it.
+_CANDIDACY_MS = 15_000
 # `decide` comes every beat. After such a gap the process has slept.
 _SLEEP_MS = 1_000
 
@@ -329,11 +332,18 @@ class Members:
         if claim.heir is not None:
             wait_ms = 0 if claim.heir == name else wait_ms + RANK_WAIT_MS
         assert claim.leaderless_since_ms is not None
+        if self._has_candidate(shard, now_ms):
+            wait_ms += _CANDIDACY_MS
         due_ms = max(claim.leaderless_since_ms, self._listen_until_ms) + wait_ms
         if now_ms >= due_ms:
             return [StandForShard(shard)]
         wakes.append(due_ms)
         return []
+
+    def _has_candidate(self, shard: int, now_ms: int) -> bool:
+        """Whether another member is about to lead a shard."""
+        others = self.alive(now_ms) - {self.record.name}
+        return any(self.role(name, shard) is Role.CANDIDATE for name in others)
 
     def _lead(self, shard: int, ranking: Ranking, skewed: set[str], now_ms: int) -> list[Duty]:
         handover = self._handovers.get(shard)
