@@ -178,6 +178,7 @@ class AppendSocket:
             "name": "fasti-append",
             "user": options.user or place.username,
             "pass": options.password or place.password,
+            "auth_token": options.token,
         }
         given = {name: value for name, value in hello.items() if value is not None}
         greeting = f"CONNECT {json.dumps(given)}\r\nSUB {self._inbox}.* 1\r\nPING\r\n"

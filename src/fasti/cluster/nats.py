@@ -23,10 +23,11 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from fasti.cluster.append_socket import AppendSocket
+from fasti.cluster.nats_access import unreachable
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound, TimedOut, Unavailable
 from fasti.extras import required
 
@@ -70,15 +71,28 @@ class StreamState(NamedTuple):
     config: Mapping[str, Any]
 
 
+class Answer(NamedTuple):
+    """One of several answers to one request. ``reply_to`` is empty if it asks for none."""
+
+    data: bytes
+    reply_to: str
+    headers: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class NatsOptions:
-    """How to reach NATS. ``credentials`` is the path of a .creds file; a user comes with its password."""
+    """How to reach NATS; `nats_access.py` makes them of settings.
+
+    ``credentials`` is the path of a .creds file; a user comes with its password. None of them stands in the
+    URLs: servers that are found later would be reached without it.
+    """
 
     urls: Sequence[str]
     tls: ssl.SSLContext | None = None
     credentials: str | None = None
     user: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
     connect_timeout_s: float = 2.0
     timeout_s: float = 5.0
 
@@ -99,12 +113,9 @@ class NatsOptions:
             "user_credentials": self.credentials,
             "user": self.user,
             "password": self.password,
+            "token": self.token,
         }
         return options | {name: value for name, value in given.items() if value is not None}
-
-
-async def _ignore(_: Exception) -> None:
-    """Whatever goes wrong in the connection is seen by the calls that it concerns."""
 
 
 class NatsConnection:
@@ -121,20 +132,25 @@ class NatsConnection:
         self._client = nats.aio.client.Client()
         self._loop = asyncio.new_event_loop()
         self._closed = False
+        # What went wrong last in the connection itself. The calls that it concerns end without an answer.
+        self._trouble: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="fasti-nats", daemon=True)
         self._thread.start()
         try:
             self._call(self._connect(), options.connect_timeout_s * (len(options.urls) + 1))
         except FastiError as error:
             self.close()
-            raise Unavailable(f"no NATS server answers at {', '.join(options.urls)}") from error
+            raise unreachable(options.urls, self._trouble) from error
+
+    async def _note_trouble(self, error: Exception) -> None:
+        self._trouble = error
 
     async def _connect(self) -> None:
         options = self._options.to_client()
         # While the first connection is made, a server that is not there is passed over once.
         first = options | {"max_reconnect_attempts": 1, "allow_reconnect": True}
         await self._client.connect(
-            **first, error_cb=_ignore, disconnected_cb=None, reconnected_cb=None
+            **first, error_cb=self._note_trouble, disconnected_cb=None, reconnected_cb=None
         )
         self._client.options["max_reconnect_attempts"] = -1
 
@@ -169,6 +185,11 @@ class NatsConnection:
     def max_payload(self) -> int:
         """The most bytes that the server takes in one message, headers included."""
         return int(self._client.max_payload)
+
+    @property
+    def server_name(self) -> str:
+        """Of the server that it is connected to now, or was last."""
+        return str(self._client._server_info.get("server_name", ""))
 
     # Messages
 
@@ -211,6 +232,35 @@ class NatsConnection:
     def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """The answer of whoever listens there. `TimedOut`, or `Unavailable` if nobody does."""
         return bytes(self._request(subject, data, timeout_s).data)
+
+    def gather(
+        self, subject: str, data: bytes, timeout_s: float, is_last: Callable[[Answer, int], bool]
+    ) -> list[Answer]:
+        """The answers of all who listen there, up to the one that is the last, or for so long.
+
+        `is_last` is called with each and its number, from 1, in the connection's thread.
+        """
+
+        async def collect() -> list[Answer]:
+            inbox = self._client.new_inbox()
+            subscription = await self._client.subscribe(inbox, pending_bytes_limit=-1)
+            answers: list[Answer] = []
+            deadline = self._loop.time() + timeout_s
+            try:
+                await self._client.publish(subject, data, reply=inbox)
+                while deadline > self._loop.time():
+                    message = await subscription.next_msg(deadline - self._loop.time())
+                    headers = {str(key): value for key, value in (message.headers or {}).items()}
+                    answers.append(Answer(message.data, message.reply, headers))
+                    if is_last(answers[-1], len(answers)):
+                        break
+            except self._errors.TimeoutError:
+                pass
+            finally:
+                await subscription.unsubscribe()
+            return answers
+
+        return self._call(collect(), timeout_s + _GRACE_S)
 
     def probe(self, subject: str, timeout_s: float, tell: Callable[[bool | None], None]) -> None:
         """Asks whether anybody listens, and returns at once. `tell` is called in the connection's thread:
