@@ -383,11 +383,11 @@ class NatsConnection:
                 if state is None:
                     message = f"NATS does not make the stream {name}: {refusal.text}"
                     raise Unavailable(message) from refusal
-        for field, value in config.items():
-            if state.config.get(field, _default(value)) != value:
-                stored = state.config.get(field)
-                message = f"the stream {name} has {field}={stored!r}, {value!r} is needed"
-                raise InvalidArgument(message, field=field)
+        for key, value in config.items():
+            if state.config.get(key, _default(value)) != value:
+                stored = state.config.get(key)
+                message = f"the stream {name} has {key}={stored!r}, {value!r} is needed"
+                raise InvalidArgument(message, field=key)
         return state
 
     def delete_stream(self, stream: str) -> None:
