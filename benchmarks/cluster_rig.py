@@ -7,6 +7,7 @@ is measured. All processes end with this one, however it ends. For the main thre
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import time
@@ -201,7 +202,7 @@ class BenchCluster:
         while time.monotonic() < until:
             try:
                 with self.nats() as connection:
-                    if not any(connection.lagging(name) for name in self._streams()):
+                    if not any(_lags(connection, name) for name in self._streams()):
                         return
             except FastiError:
                 pass
@@ -240,6 +241,13 @@ class BenchCluster:
             self._end(each, signal.SIGTERM, 15.0)
             self._end(each, signal.SIGKILL, 10.0)
         self.plan.close()
+
+
+def _lags(connection: NatsConnection, stream: str) -> bool:
+    """Whether a server that keeps a stream doesn't have all of it, as its leader sees it."""
+    answer = json.loads(connection.ask(f"$JS.API.STREAM.INFO.{stream}", b"", 2.0))
+    replicas = answer["cluster"].get("replicas", [])
+    return any(not each.get("current") or each.get("lag") for each in replicas)
 
 
 def leaders(view: View) -> list[str | None]:

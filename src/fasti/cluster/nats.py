@@ -26,7 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from fasti.cluster.append_socket import AppendSocket
 from fasti.cluster.nats_access import unreachable
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound, TimedOut, Unavailable
 from fasti.extras import required
@@ -127,7 +126,7 @@ class NatsConnection:
         with required("cluster", "a cluster"):
             import nats.aio.client
             import nats.errors
-        self._options = options
+        self.options = self._options = options
         self._errors = nats.errors
         self._client = nats.aio.client.Client()
         self._loop = asyncio.new_event_loop()
@@ -209,14 +208,6 @@ class NatsConnection:
         if last_subject_sequence is not None:
             headers[_LAST_SUBJECT_SEQUENCE] = str(last_subject_sequence)
         return stored_sequence(self._request(subject, data, timeout_s, headers or None).data)
-
-    def append_socket(self, leader: Callable[[], str]) -> AppendSocket | None:
-        """For publishing to one stream, whose leading server `leader` names; None if it can't be had: the
-        signature that a file of credentials asks for is nats-py's alone.
-        """
-        if self._options.credentials is not None:
-            return None
-        return AppendSocket(self._options, leader)
 
     # Plain subjects: nothing is stored
 
@@ -361,12 +352,6 @@ class NatsConnection:
         except NotFound:
             return None
         return _state(answer)
-
-    def lagging(self, stream: str) -> list[str]:
-        """The servers that keep a stream and don't have all of it, as its leader sees them."""
-        answer = self._api(f"STREAM.INFO.{stream}", b"")
-        replicas = (answer.get("cluster") or {}).get("replicas") or []
-        return [each["name"] for each in replicas if not each.get("current") or each.get("lag")]
 
     def ensure_stream(self, config: Mapping[str, Any]) -> StreamState:
         """Makes a stream unless it is there; `InvalidArgument` if it is, with other settings."""

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fasti.cluster.append_socket import AppendSocket
 from fasti.cluster.names import ShardNames
 from fasti.cluster.nats import (
     LAST_SEQUENCE,
@@ -50,7 +51,9 @@ class PackStream:
         self._cached_bytes = 0
         self._cache_bytes_max = cache_bytes
         self._lock = threading.Lock()
-        self._appends = connection.append_socket(self._leader)
+        # The signature that a file of credentials asks for is nats-py's alone.
+        signs = connection.options.credentials is not None
+        self._appends = None if signs else AppendSocket(connection.options, self._leader)
 
     @staticmethod
     def config(names: ShardNames, replicas: int, bytes_max: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ other has it all the leader lets go: `LeaderYielded` is in the stream, its calle
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -48,11 +49,14 @@ from fasti.core.engine import Engine
 from fasti.core.layout import ShardPlace
 from fasti.doors.cluster_standbys import Standbys
 from fasti.errors import FastiError
+from fasti.settings.values import read_address
 
 _log = logging.getLogger("fasti.broker.cluster")
 
 # A ping that takes longer says nothing.
 _PING_S = 1.0
+# A door that takes longer to answer says nothing either.
+_KNOCK_S = 0.5
 # After a take-over that failed.
 _PAUSE_MS = 500
 # For so long after a word of a handover everything is told at once.
@@ -94,6 +98,8 @@ class ClusterMember:
         # Both are replaced as a whole.
         self._leaders: dict[int, str] = {}
         self._view: ClusterView | None = None
+        # Members at whose doors somebody knocks.
+        self._knocks: set[str] = set()
         self._stopping = threading.Event()
         self._stops: list[Callable[[], None]] = []
         self._poller = Poller(host.threads, "fasti-member", self.poll, parks=False)
@@ -224,7 +230,25 @@ class ClusterMember:
             self._members.answer(name, self._now_ms())
         else:
             self._members.miss(name)
+            self._knock(name)
             self._standbys.hurry(shard for shard, led in self._leaders.items() if led == name)
+
+    def _knock(self, name: str) -> None:
+        """Nobody listens in NATS for a member. If its door refuses as well there is no process: the next ping
+        need not be waited for.
+        """
+        address = self._members.address(name)
+        if address is None or name in self._knocks:
+            return
+        self._knocks.add(name)
+
+        def run() -> None:
+            if _is_refused(address):
+                self._heard.append((self._members.refuse, (name,)))
+                self._poller.wake()
+            self._knocks.discard(name)
+
+        self._host.threads.runtime.thread(f"fasti-knock-{name}", run).start()
 
     def _play(self, now_ms: int) -> None:
         """Its own part in each shard, as it is now."""
@@ -363,3 +387,14 @@ class ClusterMember:
 
     def _now_ms(self) -> int:
         return int(self._monotonic() * 1000)
+
+
+def _is_refused(address: str) -> bool:
+    """Whether nothing listens at an address; one that doesn't answer may be anything."""
+    try:
+        socket.create_connection(read_address(address), _KNOCK_S).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
