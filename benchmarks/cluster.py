@@ -28,6 +28,7 @@ from benchmarks.cluster_rig import (
 from benchmarks.limits import machine
 from benchmarks.payloads import KINDS
 from benchmarks.wire import ClientProcess, cpu_seconds, percentiles_ms, run_job
+from fasti.errors import FastiError
 
 Figures = dict[str, Any]
 Show = Callable[[str], None]
@@ -78,13 +79,18 @@ def cluster(
         }
         for part in PARTS:
             if part in (only or PARTS):
-                figures[part] = parts[part]()
+                try:
+                    figures[part] = parts[part]()
+                except FastiError as error:
+                    # The others may go well all the same.
+                    figures[part] = {"failed": str(error), "logs": bench.last_words()}
     return {**figures, "asked": {path: f"{what} {bar}" for path, what, bar in _BARS}}
 
 
 def shortfalls(figures: Figures) -> list[str]:
     """What was measured and is not as asked, a line each."""
-    lines = []
+    failed = [part for part in PARTS if "failed" in figures.get(part, {})]
+    lines = [f"{part} failed: {figures[part]['failed']}" for part in failed]
     for path, what, bar in _BARS:
         value: Any = figures
         for name in path.split("."):

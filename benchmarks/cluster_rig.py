@@ -40,6 +40,7 @@ _JOURNAL_BYTES = 3 << 30
 _WITHIN_S = 60.0
 _LOOK_S = 0.02
 _DEATHS_MAX = 4
+_WORDS = 40
 # Packs: what a standby has not read yet while others are sent.
 _LAG_MAX = 100
 
@@ -169,6 +170,15 @@ class BenchCluster:
     def alive(self) -> list[str]:
         """The brokers that run."""
         return [name for name, child in self.brokers.items() if child.pid is not None]
+
+    def last_words(self) -> dict[str, list[str]]:
+        """The ends of all logs, for whoever wants to know what went wrong."""
+        children = [*self.nodes.values(), *self.brokers.values()]
+        return {
+            child.name: child.log.read_text(errors="replace").splitlines()[-_WORDS:]
+            for child in children
+            if child.log.exists()
+        }
 
     # Streams
 

@@ -20,6 +20,10 @@ def test_what_is_not_as_asked_is_named_and_what_was_not_measured_is_not() -> Non
     ]
 
 
+def test_a_part_that_failed_is_named() -> None:
+    assert shortfalls({"join": {"failed": "too late", "logs": {}}}) == ["join failed: too late"]
+
+
 def test_every_part_is_counted() -> None:
     assert phases([], 3, 20) == phases(PARTS, 3, 20)
     assert phases(["join"], 3, 20) == 2
