@@ -55,6 +55,8 @@ _BARS = (
 )
 _RATE = 2_000
 _PROBE_PAUSE_S = 0.002
+# A client that takes so long is stuck.
+_JOB_S = 180.0
 # How long a node's loss is watched: servers elect for up to nine seconds.
 _FOLLOWER_S, _LEADER_S = 3.0, 12.0
 
@@ -81,7 +83,7 @@ def cluster(
             if part in (only or PARTS):
                 try:
                     figures[part] = parts[part]()
-                except FastiError as error:
+                except (FastiError, RuntimeError) as error:
                     # The others may go well all the same.
                     figures[part] = {"failed": str(error), "logs": bench.last_words()}
     return {**figures, "asked": {path: f"{what} {bar}" for path, what, bar in _BARS}}
@@ -120,14 +122,16 @@ def _produce(
             show(f"round {number + 1}: a bare publisher")
             servers = ",".join(bench.plan.nats_urls)
             job = {"streams": SHARDS, "seconds": seconds, "run": run}
-            taken["bare"].append(run_job("cluster_jobs:bare", servers, **job))
+            taken["bare"].append(run_job("cluster_jobs:bare", servers, within_s=_JOB_S, **job))
             show(f"round {number + 1}: {kind}, cluster")
             taken["cluster"].append(_produce_to_cluster(bench, run, kind, seconds))
             show(f"round {number + 1}: {kind}, embedded")
             with TemporaryDirectory(dir=scratch) as place:
                 job = {"topic": run, "kind": kind, "seconds": seconds}
                 taken["embedded"].append(
-                    run_job("cluster_jobs:produce", f"embedded:{place}/data", **job)
+                    run_job(
+                        "cluster_jobs:produce", f"embedded:{place}/data", within_s=_JOB_S, **job
+                    )
                 )
         medians = {name: _median_of(figures, "mb_per_s") for name, figures in taken.items()}
         found[kind] = {
@@ -152,7 +156,12 @@ def _produce_to_cluster(bench: BenchCluster, topic: str, kind: str, seconds: flo
 
     brokers, nodes = used()
     figures = run_job(
-        "cluster_jobs:produce", bench.address, topic=topic, kind=kind, seconds=seconds
+        "cluster_jobs:produce",
+        bench.address,
+        within_s=_JOB_S,
+        topic=topic,
+        kind=kind,
+        seconds=seconds,
     )
     brokers_after, nodes_after = used()
     megabytes = figures["mb_per_s"] * seconds
@@ -173,11 +182,12 @@ def _latency(bench: BenchCluster, scratch: Path, seconds: float, show: Show) -> 
     found: Figures = {}
     rows = round(200 * seconds)
     show("sent and acknowledged, one at a time")
-    run_job("cluster_jobs:send_one", address, topic="acked", rows=rows, into=into)
+    run_job("cluster_jobs:send_one", address, within_s=_JOB_S, topic="acked", rows=rows, into=into)
     found["sent_and_acknowledged"] = _percentiles(into)
     show("sent and due now, one at a time")
     _make_topic(address, "due-now")
-    run_job("one_at_a_time", address, topic="due-now", rows=rows, into=into, kind="json")
+    job = {"topic": "due-now", "rows": rows, "into": into, "kind": "json"}
+    run_job("one_at_a_time", address, within_s=_JOB_S, **job)
     found["sent_and_due_now"] = _percentiles(into)
     show(f"{_RATE:,} a second")
     _make_topic(address, "steady")
@@ -194,10 +204,14 @@ def _latency(bench: BenchCluster, scratch: Path, seconds: float, show: Show) -> 
         prefetch=4_000,
         into=into,
     )
-    consumers.go()
-    producer.go()
-    producer.result()
-    consumers.result()
+    try:
+        consumers.go()
+        producer.go()
+        producer.result(_JOB_S)
+        consumers.result(_JOB_S)
+    finally:
+        producer.end()
+        consumers.end()
     found[f"late_at_{_RATE}_per_s"] = _percentiles(into)
     return found
 
@@ -233,7 +247,7 @@ class _Probe:
     def finish(self) -> None:
         """It stops and tells."""
         self._process.go()
-        self.told = self._process.result()
+        self.told = self._process.result(_JOB_S)
         self.acks = np.fromfile(self._acks, dtype=np.int64).reshape(-1, 3)
         self.deliveries = np.fromfile(self._deliveries, dtype=np.int64).reshape(-1, 3)
 
@@ -244,8 +258,7 @@ class _Probe:
 
     def close(self) -> None:
         """Ends it in the middle, if it was not finished."""
-        if not self.told:
-            self._process.kill()
+        self._process.end()
 
 
 def served_s(rows: Rows, shard: int, at: float) -> float:
