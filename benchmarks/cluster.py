@@ -28,6 +28,7 @@ from benchmarks.cluster_rig import (
 from benchmarks.limits import machine
 from benchmarks.payloads import KINDS
 from benchmarks.wire import ClientProcess, cpu_seconds, percentiles_ms, run_job
+from fasti.errors import FastiError
 
 Figures = dict[str, Any]
 Show = Callable[[str], None]
@@ -54,6 +55,8 @@ _BARS = (
 )
 _RATE = 2_000
 _PROBE_PAUSE_S = 0.002
+# A client that takes so long is stuck.
+_JOB_S = 180.0
 # How long a node's loss is watched: servers elect for up to nine seconds.
 _FOLLOWER_S, _LEADER_S = 3.0, 12.0
 
@@ -78,13 +81,18 @@ def cluster(
         }
         for part in PARTS:
             if part in (only or PARTS):
-                figures[part] = parts[part]()
+                try:
+                    figures[part] = parts[part]()
+                except (FastiError, RuntimeError) as error:
+                    # The others may go well all the same.
+                    figures[part] = {"failed": str(error), "logs": bench.last_words()}
     return {**figures, "asked": {path: f"{what} {bar}" for path, what, bar in _BARS}}
 
 
 def shortfalls(figures: Figures) -> list[str]:
     """What was measured and is not as asked, a line each."""
-    lines = []
+    failed = [part for part in PARTS if "failed" in figures.get(part, {})]
+    lines = [f"{part} failed: {figures[part]['failed']}" for part in failed]
     for path, what, bar in _BARS:
         value: Any = figures
         for name in path.split("."):
@@ -114,14 +122,16 @@ def _produce(
             show(f"round {number + 1}: a bare publisher")
             servers = ",".join(bench.plan.nats_urls)
             job = {"streams": SHARDS, "seconds": seconds, "run": run}
-            taken["bare"].append(run_job("cluster_jobs:bare", servers, **job))
+            taken["bare"].append(run_job("cluster_jobs:bare", servers, within_s=_JOB_S, **job))
             show(f"round {number + 1}: {kind}, cluster")
             taken["cluster"].append(_produce_to_cluster(bench, run, kind, seconds))
             show(f"round {number + 1}: {kind}, embedded")
             with TemporaryDirectory(dir=scratch) as place:
                 job = {"topic": run, "kind": kind, "seconds": seconds}
                 taken["embedded"].append(
-                    run_job("cluster_jobs:produce", f"embedded:{place}/data", **job)
+                    run_job(
+                        "cluster_jobs:produce", f"embedded:{place}/data", within_s=_JOB_S, **job
+                    )
                 )
         medians = {name: _median_of(figures, "mb_per_s") for name, figures in taken.items()}
         found[kind] = {
@@ -146,7 +156,12 @@ def _produce_to_cluster(bench: BenchCluster, topic: str, kind: str, seconds: flo
 
     brokers, nodes = used()
     figures = run_job(
-        "cluster_jobs:produce", bench.address, topic=topic, kind=kind, seconds=seconds
+        "cluster_jobs:produce",
+        bench.address,
+        within_s=_JOB_S,
+        topic=topic,
+        kind=kind,
+        seconds=seconds,
     )
     brokers_after, nodes_after = used()
     megabytes = figures["mb_per_s"] * seconds
@@ -167,11 +182,12 @@ def _latency(bench: BenchCluster, scratch: Path, seconds: float, show: Show) -> 
     found: Figures = {}
     rows = round(200 * seconds)
     show("sent and acknowledged, one at a time")
-    run_job("cluster_jobs:send_one", address, topic="acked", rows=rows, into=into)
+    run_job("cluster_jobs:send_one", address, within_s=_JOB_S, topic="acked", rows=rows, into=into)
     found["sent_and_acknowledged"] = _percentiles(into)
     show("sent and due now, one at a time")
     _make_topic(address, "due-now")
-    run_job("one_at_a_time", address, topic="due-now", rows=rows, into=into, kind="json")
+    job = {"topic": "due-now", "rows": rows, "into": into, "kind": "json"}
+    run_job("one_at_a_time", address, within_s=_JOB_S, **job)
     found["sent_and_due_now"] = _percentiles(into)
     show(f"{_RATE:,} a second")
     _make_topic(address, "steady")
@@ -188,10 +204,14 @@ def _latency(bench: BenchCluster, scratch: Path, seconds: float, show: Show) -> 
         prefetch=4_000,
         into=into,
     )
-    consumers.go()
-    producer.go()
-    producer.result()
-    consumers.result()
+    try:
+        consumers.go()
+        producer.go()
+        producer.result(_JOB_S)
+        consumers.result(_JOB_S)
+    finally:
+        producer.end()
+        consumers.end()
     found[f"late_at_{_RATE}_per_s"] = _percentiles(into)
     return found
 
@@ -227,31 +247,34 @@ class _Probe:
     def finish(self) -> None:
         """It stops and tells."""
         self._process.go()
-        self.told = self._process.result()
+        self.told = self._process.result(_JOB_S)
         self.acks = np.fromfile(self._acks, dtype=np.int64).reshape(-1, 3)
         self.deliveries = np.fromfile(self._deliveries, dtype=np.int64).reshape(-1, 3)
 
-    def close(self) -> None:
-        """Also when it was not finished."""
-        self._process.kill()
-
-    def served_after_s(self, shard: int, at: float) -> tuple[float, float]:
-        """From a moment on: until the first message that was sent after it was acknowledged, and delivered."""
-        return self._first_s(self.acks, shard, at), self._first_s(self.deliveries, shard, at)
-
-    def _first_s(self, rows: Rows, shard: int, at: float) -> float:
-        later = rows[(rows[:, 0] == shard) & (rows[:, 1] >= at * 1e6)]
-        return round(float(later[:, 2].min()) / 1e6 - at, 4) if len(later) else float("inf")
-
     def pause_s(self, shards: Sequence[int], begin: float, end: float) -> float:
         """The longest between two acknowledgements or two deliveries of one of these shards."""
-        longest = 0.0
-        for rows in (self.acks, self.deliveries):
-            for shard in shards:
-                came = np.sort(rows[rows[:, 0] == shard][:, 2]) / 1e6
-                came = came[(came >= begin - 0.5) & (came <= end)]
-                longest = max(longest, float(np.diff(came, append=end).max()))
-        return round(longest, 4)
+        both = (self.acks, self.deliveries)
+        return max(longest_pause_s(rows, shards, begin, end) for rows in both)
+
+    def close(self) -> None:
+        """Ends it in the middle, if it was not finished."""
+        self._process.end()
+
+
+def served_s(rows: Rows, shard: int, at: float) -> float:
+    """From a moment on, until the first message of a shard came that was sent after it."""
+    later = rows[(rows[:, 0] == shard) & (rows[:, 1] >= at * 1e6)]
+    return round(float(later[:, 2].min()) / 1e6 - at, 4) if len(later) else float("inf")
+
+
+def longest_pause_s(rows: Rows, shards: Sequence[int], begin: float, end: float) -> float:
+    """The longest in which nothing of one of these shards came, between two moments."""
+    longest = 0.0
+    for shard in shards:
+        came = np.sort(rows[rows[:, 0] == shard][:, 2]) / 1e6
+        inside = came[(came >= begin) & (came <= end)]
+        longest = max(longest, float(np.diff(inside, prepend=begin, append=end).max()))
+    return round(longest, 4)
 
 
 @contextmanager
@@ -290,8 +313,8 @@ def _kill(bench: BenchCluster, scratch: Path, kills: int, show: Show) -> Figures
 
 
 def _served(probe: _Probe, shards: list[int], at: float) -> Figures:
-    times = [probe.served_after_s(shard, at) for shard in shards]
-    acked, delivered = (max(column) for column in zip(*times, strict=True))
+    acked = max(served_s(probe.acks, shard, at) for shard in shards)
+    delivered = max(served_s(probe.deliveries, shard, at) for shard in shards)
     return {"acked_s": acked, "delivered_s": delivered, "served_s": max(acked, delivered)}
 
 

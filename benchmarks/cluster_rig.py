@@ -7,6 +7,7 @@ is measured. All processes end with this one, however it ends. For the main thre
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import time
@@ -39,6 +40,9 @@ _JOURNAL_BYTES = 3 << 30
 _WITHIN_S = 60.0
 _LOOK_S = 0.02
 _DEATHS_MAX = 4
+_WORDS = 40
+# Packs: what a standby has not read yet while others are sent.
+_LAG_MAX = 100
 
 View = dict[str, Any]
 
@@ -149,18 +153,32 @@ class BenchCluster:
         self.await_view(lambda view: leaders(view) == wanted, "the brokers' shares")
 
     def await_members(self, names: list[str]) -> View:
-        """Returns when these live and no others, and every shard has a leader and a standby."""
+        """Returns when these live and no others, and every shard has a leader and a standby that is warm."""
+
+        def is_warm(shard: dict[str, Any]) -> bool:
+            # A broker that doesn't tell by how much they lag tells who stands by.
+            told = shard.get("lags", dict.fromkeys(shard["standbys"], 0))
+            lags = [lag for lag in told.values() if lag is not None]
+            return min(lags, default=_LAG_MAX) < _LAG_MAX
 
         def good(view: View) -> bool:
             alive = {each["name"] for each in view["members"] if each["state"] == "alive"}
-            standbys = all(shard["standbys"] for shard in view["shards"])
-            return alive == set(names) and (standbys or len(names) == 1)
+            return alive == set(names) and all(map(is_warm, view["shards"]))
 
         return self.await_view(good, "the brokers' return")
 
     def alive(self) -> list[str]:
         """The brokers that run."""
         return [name for name, child in self.brokers.items() if child.pid is not None]
+
+    def last_words(self) -> dict[str, list[str]]:
+        """The ends of all logs, for whoever wants to know what went wrong."""
+        children = [*self.nodes.values(), *self.brokers.values()]
+        return {
+            child.name: child.log.read_text(errors="replace").splitlines()[-_WORDS:]
+            for child in children
+            if child.log.exists()
+        }
 
     # Streams
 
@@ -194,7 +212,7 @@ class BenchCluster:
         while time.monotonic() < until:
             try:
                 with self.nats() as connection:
-                    if not any(connection.lagging(name) for name in self._streams()):
+                    if not any(_lags(connection, name) for name in self._streams()):
                         return
             except FastiError:
                 pass
@@ -233,6 +251,13 @@ class BenchCluster:
             self._end(each, signal.SIGTERM, 15.0)
             self._end(each, signal.SIGKILL, 10.0)
         self.plan.close()
+
+
+def _lags(connection: NatsConnection, stream: str) -> bool:
+    """Whether a server that keeps a stream doesn't have all of it, as its leader sees it."""
+    answer = json.loads(connection.ask(f"$JS.API.STREAM.INFO.{stream}", b"", 2.0))
+    replicas = answer["cluster"].get("replicas", [])
+    return any(not each.get("current") or each.get("lag") for each in replicas)
 
 
 def leaders(view: View) -> list[str | None]:

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -50,9 +51,16 @@ class ClientProcess:
         """Waits for a line that it says before its result."""
         self._line()
 
-    def result(self) -> Figures:
-        """What it found."""
-        found: Figures = json.loads(self._line())
+    def result(self, within_s: float | None = None) -> Figures:
+        """What it found. One that takes longer is killed, and that is a `RuntimeError`."""
+        watch = None if within_s is None else threading.Timer(within_s, self._process.kill)
+        if watch is not None:
+            watch.start()
+        try:
+            found: Figures = json.loads(self._line())
+        finally:
+            if watch is not None:
+                watch.cancel()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -66,6 +74,11 @@ class ClientProcess:
         # Its pipes go with it.
         self._process.communicate()
 
+    def end(self) -> None:
+        """Kills it unless it has ended."""
+        if self._process.returncode is None:
+            self.kill()
+
     def _line(self) -> bytes:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -74,11 +87,14 @@ class ClientProcess:
         return line
 
 
-def run_job(job: str, address: str, **arguments: Any) -> Figures:
+def run_job(job: str, address: str, *, within_s: float | None = None, **arguments: Any) -> Figures:
     """One client process from its beginning to its end."""
     process = ClientProcess(job, address, **arguments)
-    process.go()
-    return process.result()
+    try:
+        process.go()
+        return process.result(within_s)
+    finally:
+        process.end()
 
 
 @contextmanager

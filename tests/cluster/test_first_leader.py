@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+from typing_extensions import Buffer
 
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.pack_stream import PackStream
@@ -25,10 +26,10 @@ class OvertakenStream(PackStream):
     streams: ShardStreams
     winner: StreamJournal | None = None
 
-    def publish(self, message: bytes, expected_last: int, timeout_s: float) -> int:
+    def publish(self, parts: Sequence[Buffer], expected_last: int, timeout_s: float) -> int:
         if self.winner is None:
             self.winner = self.streams.open_journal("winner")
-        return super().publish(message, expected_last, timeout_s)
+        return super().publish(parts, expected_last, timeout_s)
 
 
 def test_the_one_that_is_second_on_an_empty_stream_stands_down(streams: ShardStreams) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from typing_extensions import Buffer
 
 from fasti.cluster.nats import NatsConnection, Refused
 from fasti.cluster.pack_stream import PackStream
@@ -57,8 +58,8 @@ class LossyStream(PackStream):
 
     errors: list[Exception]
 
-    def publish(self, message: bytes, expected_last: int, timeout_s: float) -> int:
-        place = super().publish(message, expected_last, timeout_s)
+    def publish(self, parts: Sequence[Buffer], expected_last: int, timeout_s: float) -> int:
+        place = super().publish(parts, expected_last, timeout_s)
         if self.errors:
             raise self.errors.pop()
         return place
@@ -89,11 +90,11 @@ class DeafStream(PackStream):
 
     losses = 0
 
-    def publish(self, message: bytes, expected_last: int, timeout_s: float) -> int:
+    def publish(self, parts: Sequence[Buffer], expected_last: int, timeout_s: float) -> int:
         if self.losses:
             self.losses -= 1
             raise TimedOut("it never arrived")
-        return super().publish(message, expected_last, timeout_s)
+        return super().publish(parts, expected_last, timeout_s)
 
 
 def test_an_append_that_was_lost_is_sent_again(streams: ShardStreams) -> None:

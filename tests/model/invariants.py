@@ -47,6 +47,10 @@ def check_epochs(world: World) -> None:
                 raise Violation(
                     f"{acknowledgement} stands behind the start of {entry.header.epoch}"
                 )
+    for place, ended in enumerate(world.stream):
+        later = (entry.header for entry in world.stream[place + 1 :])
+        if ended.header.is_end and any(header.has_writer_of(ended.header) for header in later):
+            raise Violation(f"{ended.header} was not its leader's last pack")
     order = [item.epoch for item in sorted(world.acknowledged)]
     if order != sorted(order):
         raise Violation(f"two leaders' packs were acknowledged in turn: {order}")

@@ -123,9 +123,12 @@ class Turn:
                 turn = self.with_broker(world, broker._replace(whole=whole))
                 what = f"appends frame {frame}{'' if whole else ', the first of a group'}"
                 yield what, turn.go(turn.world, self.writer(), lambda w: w.append(frame, frame))
-        if broker.owner is not None and broker.owner_action is None and not broker.held:
-            if (world := self.world.spend(checkpoints=1)) is not None:
-                yield "writes a checkpoint's blocks", self.checkpoint(world)
+        if broker.owner is None or broker.owner_action is not None or broker.held:
+            return
+        if (world := self.world.spend(yields=1)) is not None:
+            yield "yields", self.go(world, self.writer(), Writer.yield_shard)
+        if (world := self.world.spend(checkpoints=1)) is not None:
+            yield "writes a checkpoint's blocks", self.checkpoint(world)
 
     def checkpoint(self, world: World) -> World:
         writer, owner = self.writer(), self.owner()
@@ -151,7 +154,8 @@ class Turn:
         elif isinstance(action, act.InstallManifest):
             yield self.install(action.pointer.manifest)
         elif isinstance(action, act.AppendPack):
-            entry = Entry(action.header, self.broker.whole or action.header.is_start)
+            alone = action.header.is_start or action.header.is_end
+            entry = Entry(action.header, self.broker.whole or alone)
             message: Message = Publish(entry, action.expected_last)
             yield from self.send(message, self.writer, self.go, Writer.appended)
         else:
@@ -280,6 +284,9 @@ class Turn:
         if frames[before:]:
             news = Acknowledgement(sequence, writer.epoch, frames[before:])
             world = world._replace(acknowledged=world.acknowledged | {news})
+        if entry.header.is_end:
+            # It leads no more, and deletes nothing any more.
+            broker = broker._replace(owner=None, garbage=())
         return world, broker._replace(frames=frames, held=held)
 
     def lose(
@@ -304,6 +311,7 @@ def describe(message: Message) -> str:
     if isinstance(message, Publish):
         header = message.entry.header
         kind = "LeaderStarted" if header.is_start else f"frame {header.first_frame}"
+        kind = "LeaderYielded" if header.is_end else kind
         return f"publishes {kind} of epoch {header.epoch} to follow {message.expected_last}"
     if isinstance(message, WritePointer):
         value = message.value

@@ -31,6 +31,7 @@ BOUNDS = {
     "a checkpoint": (2, Budget(packs=1, take_overs=2, faults=1, crashes=1, checkpoints=1)),
     "two checkpoints": (2, Budget(packs=0, take_overs=2, faults=1, crashes=0, checkpoints=2)),
     "a standby": (2, Budget(packs=1, take_overs=2, faults=0, crashes=0, checkpoints=1, follows=1)),
+    "a handover": (2, Budget(packs=2, take_overs=2, faults=1, crashes=0, follows=1, yields=1)),
 }
 LONG = {
     "three faults": (2, Budget(packs=3, take_overs=2, faults=3, crashes=1)),
@@ -42,6 +43,10 @@ LONG = {
         Budget(packs=2, take_overs=2, faults=1, crashes=0, checkpoints=1),
     ),
     "a standby": (2, Budget(packs=1, take_overs=2, faults=1, crashes=0, checkpoints=1, follows=1)),
+    "a handover": (
+        2,
+        Budget(packs=1, take_overs=3, faults=1, crashes=1, checkpoints=1, yields=1),
+    ),
 }
 
 

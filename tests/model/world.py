@@ -81,6 +81,7 @@ class Budget(NamedTuple):
     crashes: int = 1
     checkpoints: int = 0
     follows: int = 0
+    yields: int = 0
 
 
 class Broker(NamedTuple):

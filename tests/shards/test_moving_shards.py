@@ -16,7 +16,16 @@ from fasti.broker.caller import EMBEDDED
 from fasti.broker.host import Host
 from fasti.client.address import parse_address
 from fasti.client.flight_transport import FlightTransport
-from fasti.errors import Fenced, InvalidArgument, Moved, OutcomeUnknown, Unavailable
+from fasti.config import ShardSettings
+from fasti.errors import (
+    AlreadyExists,
+    Fenced,
+    InvalidArgument,
+    Moved,
+    OutcomeUnknown,
+    Unavailable,
+)
+from fasti.storage.memory_storage import MemoryStorage, OpenMemory
 from tests.shards.moving_rig import (
     SHARDS,
     WAIT_S,
@@ -25,7 +34,7 @@ from tests.shards.moving_rig import (
     brokers_of,
     load_on,
 )
-from tests.shards.shards_rig import SETTINGS
+from tests.shards.shards_rig import SETTINGS, close_host
 
 
 @pytest.fixture
@@ -55,6 +64,36 @@ def test_a_fenced_shard_is_dropped_and_the_others_stay(three: Brokers) -> None:
             load.go_on(80)
     assert [broker.host.numbers for broker in three.all] == [[0], [3], [1, 2]]
     assert all(broker.host.failure is None for broker in three.all)
+
+
+class MeetingStorage(MemoryStorage):
+    """Opens when all that are opened with it are at it."""
+
+    def __init__(self, meeting: threading.Barrier) -> None:
+        super().__init__()
+        self._meeting = meeting
+
+    def open(self, settings: ShardSettings, cut_after: int | None = None) -> OpenMemory:
+        self._meeting.wait(WAIT_S)
+        return super().open(settings, cut_after)
+
+
+def test_shards_that_come_at_once_are_opened_side_by_side() -> None:
+    """Those of a broker that died: the last need not wait for the first to be read."""
+    host, meeting = Host({}, SETTINGS, shards=SHARDS, cluster="moving"), threading.Barrier(SHARDS)
+    try:
+        with ThreadPoolExecutor(SHARDS) as pool:
+            adds = [
+                pool.submit(host.add, number, MeetingStorage(meeting), 1)
+                for number in range(SHARDS)
+            ]
+            for add in adds:
+                add.result(WAIT_S)
+        assert host.numbers == list(range(SHARDS))
+        with pytest.raises(AlreadyExists):
+            host.add(1, MemoryStorage(), 2)
+    finally:
+        close_host(host)
 
 
 def test_a_shard_that_nobody_leads_is_waited_for(three: Brokers) -> None:

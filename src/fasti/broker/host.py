@@ -175,6 +175,11 @@ class Host:
         self._share_out()
         return shard, service
 
+    def lend_less(self, used_bytes: Callable[[], int]) -> None:
+        """So much of the memory budget is not for its shards: what the process holds beside them."""
+        if self._lender is not None:
+            self._lender.beside_bytes = used_bytes
+
     def _share_out(self) -> None:
         """The shards are others now: nothing that all have in common keeps one that has left."""
         if self._lender is not None:

@@ -10,6 +10,7 @@ Any thread.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,16 +23,19 @@ class JournalBudget:
 
     def __init__(self, settings: ShardSettings) -> None:
         self._settings = settings
+        self._lock = threading.Lock()
         # Replaced as a whole.
         self._shards: tuple[Shard, ...] = ()
 
     def add(self, shard: Shard) -> None:
         """It is open, and has a journal from now on."""
-        self._shards = (*self._shards, shard)
+        with self._lock:
+            self._shards = (*self._shards, shard)
 
     def remove(self, shard: Shard) -> None:
         """It is closed."""
-        self._shards = tuple(other for other in self._shards if other is not shard)
+        with self._lock:
+            self._shards = tuple(other for other in self._shards if other is not shard)
 
     @property
     def tail_bytes(self) -> int:

@@ -12,7 +12,7 @@ an input (`SetMemory`) that is not journaled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fasti.broker.threads import Poller, Threads
@@ -53,11 +53,17 @@ class Lender:
     """Of one process. `start` and `stop` are for one thread."""
 
     def __init__(self, threads: Threads, budget_bytes: int, shards: Sequence[Shard]) -> None:
-        self._budget_bytes, self._shards = budget_bytes, shards
+        self._whole_bytes, self._shards = budget_bytes, shards
+        # What the process holds beside its shards: standbys of others.
+        self.beside_bytes: Callable[[], int] = lambda: 0
         # Whether they are others than when the parts were given.
         self._changed = False
         self._refusals: dict[Shard, int] = {}
         self._poller = Poller(threads, "fasti-memory", self._poll, parks=False)
+
+    @property
+    def _budget_bytes(self) -> int:
+        return max(0, self._whole_bytes - self.beside_bytes())
 
     def start(self) -> None:
         """Lends by what the shards hold already, and from now on."""
@@ -86,6 +92,9 @@ class Lender:
                 needs[place] = max(needs[place], 2 * memory.budget_bytes)
                 hungry = True
             hungry = hungry or used[place] > memory.budget_bytes * _HUNGRY
+        # Standbys have grown into what was lent.
+        lent_bytes = sum(shard.engine.memory.budget_bytes for shard in shards)
+        hungry = hungry or lent_bytes > self._budget_bytes + self._whole_bytes * _WORTHWHILE
         # Unless they are others by now: then it looks again at once.
         if hungry and shards is self._shards:
             self.lend(needs)
@@ -93,18 +102,18 @@ class Lender:
 
     def lend(self, needs: Sequence[int]) -> None:
         """Divides anew, by what each needs."""
-        shards = self._shards
+        shards, budget_bytes = self._shards, self._budget_bytes
         if len(shards) != len(needs) or not shards:
             return
         used = [shard.engine.memory.used_bytes for shard in shards]
-        parts = divide(self._budget_bytes, used, needs)
-        least = int(self._budget_bytes * _WORTHWHILE)
+        parts = divide(budget_bytes, used, needs)
+        least = int(budget_bytes * _WORTHWHILE)
         current = [shard.engine.memory.budget_bytes for shard in shards]
         if all(abs(part - now) <= least for part, now in zip(parts, current, strict=True)):
             return
         shrinking = [place for place, part in enumerate(parts) if part < current[place]]
         growing = [place for place, part in enumerate(parts) if part > current[place]]
-        free_bytes = self._budget_bytes - sum(current)
+        free_bytes = budget_bytes - sum(current)
         for place in shrinking:
             free_bytes += current[place] - self._set(shards[place], parts[place], current[place])
         for place in growing:

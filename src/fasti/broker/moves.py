@@ -4,7 +4,8 @@ One that leaves politely admits nothing new, lets what was admitted become durab
 sessions where it is, and closes its storage. One whose storage is fenced has ended by itself (recovery.py): its
 callers know, and what worked for it is ended here. Either way the others of the process don't notice.
 
-One shard comes or leaves at a time. Any thread but the shards' own; `note_end` is for those.
+Shards are opened side by side: a process that takes several over from one that died reads them all at once. Only
+what all of them have in common changes for one at a time, as does a shard that leaves. Any thread but the shards' own; `note_end` is for those.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Moves:
         """`fail` is called when a shard has ended that has not left: it is closed, or failed for good."""
         self._host, self._fail = host, fail
         self._one_moves = threading.Lock()
+        # What is opened now; discarded by whoever opens it.
+        self._opening: set[int] = set()
         self._drops: list[Thread] = []
 
     def add(self, number: int, storage: StorageEngine, epoch: int | None) -> None:
@@ -47,31 +50,39 @@ class Moves:
         host = self._host
         self._check(number)
         with self._one_moves:
-            if number in host.services:
+            if number in host.services or number in self._opening:
                 raise AlreadyExists(f"shard {number} is here already")
-            beside = len(host.services) + 1
+            self._opening.add(number)
+            beside = len(host.services) + len(self._opening)
+        try:
             shard = host.open_shard(number, storage, beside)
             if epoch is None:
                 epoch = shard.store.journal.epoch
             shard.epoch = epoch
-            try:
-                service = host.make_service(shard, beside)
-            except BaseException:
-                shard.close(checkpoint=False)
-                raise
-            host.map.note(number, epoch, host.address)
-            host.put_in(number, shard, service)
-            if host.catalogue is not None:
-                host.catalogue.add(number, service)
-            _log.info("shard %d is led here, under epoch %d", number, epoch)
+            with self._one_moves:
+                self._serve(number, shard, beside)
+        finally:
+            self._opening.discard(number)
+        _log.info("shard %d is led here, under epoch %d", number, epoch)
+
+    def _serve(self, number: int, shard: Shard, beside: int) -> None:
+        host = self._host
+        try:
+            service = host.make_service(shard, beside)
+        except BaseException:
+            shard.close(checkpoint=False)
+            raise
+        host.map.note(number, shard.epoch, host.address)
+        host.put_in(number, shard, service)
+        if host.catalogue is not None:
+            host.catalogue.add(number, service)
 
     def drop(self, number: int, to_address: str | None, epoch: int, checkpoint: bool) -> None:
         """See `Host.drop`."""
         host = self._host
         self._check(number)
-        if to_address is None:
-            host.map.forget(number, epoch)
-        else:
+        host.map.forget(number, epoch)
+        if to_address is not None:
             host.map.note(number, epoch, to_address)
         with self._one_moves:
             taken = host.take_out(number)

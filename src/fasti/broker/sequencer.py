@@ -74,6 +74,8 @@ class Sequencer:
         # Bulk that waits until a segment is prepared; it is asked for once.
         self._short_of_room: Request | None = None
         self.closing = False
+        # Nothing is decided: the shard is about to be handed over, and callers wait.
+        self._held = False
         # It takes nothing any more.
         self.stopped = False
         self._tell_end: list[Callable[[], None]] = []
@@ -113,7 +115,12 @@ class Sequencer:
                 raise Overloaded("the inbox is full", retry_after_us=10_000)
             self.inbox_rows += rows
             (self._bulk if bulk else self._urgent).append(request)
-            leads = lead and self._recovery.failure is None and self._shard.committer.may_be_led
+            leads = (
+                lead
+                and not self._held
+                and self._recovery.failure is None
+                and self._shard.committer.may_be_led
+            )
             leads = leads and self._driver.begin_to_lead()
             # Who has a turn looks for more after it.
             if not leads and not self._driver.in_turn:
@@ -127,6 +134,12 @@ class Sequencer:
     def wake(self) -> None:
         """Something has changed that it may be waiting for."""
         with self._wakeup:
+            self._wakeup.notify()
+
+    def hold(self, held: bool) -> None:
+        """Decides nothing for a while; what comes waits. One that is closed decides it after all."""
+        with self._wakeup:
+            self._held = held
             self._wakeup.notify()
 
     def fail(self, error: FastiError) -> None:
@@ -177,6 +190,8 @@ class Sequencer:
             return self._recovery.seconds_left(self.closing)
         if self._taken:
             return 0.0
+        if self._held and not self.closing:
+            return None
         if self._shard.no_quorum is not None:
             # At the end nothing is waited for: the committer gives up what it has.
             if not self.closing:

@@ -150,10 +150,11 @@ class Shard:
         self.store = ShardStore(self._storage, settings, cut_after)
         self.store.feed_bytes_max = partial(self.shared.journals.feed_bytes, self)
         try:
-            self.engine = Engine(
-                settings.memory_bytes, settings.leases_max, settings.limits, self.place
+            self.engine = self.store.load(
+                lambda: Engine(
+                    settings.memory_bytes, settings.leases_max, settings.limits, self.place
+                )
             )
-            self.store.load(self.engine)
             if self.memory_bytes is not None:
                 self.engine.memory.budget_bytes = self.memory_bytes
             if cut_after is None:

@@ -35,7 +35,18 @@ class MemberSubjects:
         return f"{self._cluster}.call.{name}"
 
 
-def encode_beat(record: MemberRecord, beat: Beat, yields: dict[int, tuple[int, str]]) -> bytes:
+# How an urgent beat ends, so that whoever takes it needn't decode it to know.
+_URGENT_END = b'"urgent":true}'
+
+
+def is_urgent(data: bytes) -> bool:
+    """Whether a beat is to be heard at once: a shard is being handed over."""
+    return data.endswith(_URGENT_END)
+
+
+def encode_beat(
+    record: MemberRecord, beat: Beat, yields: dict[int, tuple[int, str]], urgent: bool = False
+) -> bytes:
     """`yields`: shards that it led until lately, with the epoch that it gave up, and to whom."""
     return json.dumps(
         {
@@ -48,9 +59,11 @@ def encode_beat(record: MemberRecord, beat: Beat, yields: dict[int, tuple[int, s
             "now_us": beat.now_us,
             "load": beat.load,
             "shards": [
-                [item.shard, item.role.value, item.epoch, item.sequence] for item in beat.shards
+                [item.shard, item.role.value, item.epoch, item.sequence, item.version]
+                for item in beat.shards
             ],
             "yields": [[shard, epoch, to] for shard, (epoch, to) in yields.items()],
+            "urgent": urgent,
         },
         separators=(",", ":"),
     ).encode()
@@ -70,8 +83,8 @@ def decode_beat(data: bytes) -> tuple[MemberRecord, Beat, dict[int, tuple[int, s
             int(told["incarnation"]),
         )
         shards = tuple(
-            ShardBeat(int(shard), Role(role), int(epoch), int(sequence))
-            for shard, role, epoch, sequence in told["shards"]
+            ShardBeat(int(shard), Role(role), int(epoch), int(sequence), int(version))
+            for shard, role, epoch, sequence, version in told["shards"]
         )
         beat = Beat(
             record.name, record.incarnation, int(told["now_us"]), shards, float(told["load"])

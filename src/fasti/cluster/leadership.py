@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fasti.cluster.nats import Refused
-from fasti.cluster.pack import Pack, encode_pack
+from fasti.cluster.pack import Pack, encode_parts
 from fasti.cluster.pack_reader import PackReader
 from fasti.cluster.pack_stream import PackStream
 from fasti.cluster.patience import Patience, Timeouts
@@ -58,7 +58,7 @@ class Draft:
 
 
 class Leadership:
-    """One broker's hold of one shard, from `take_over` on."""
+    """One broker's part in one shard: it follows, takes over, leads, yields and follows again."""
 
     def __init__(
         self, stream: PackStream, pointer: Pointer, broker: str, address: str, timeouts: Timeouts
@@ -75,19 +75,63 @@ class Leadership:
         self._met: Pack | None = None
         # The pack that was published last, and whether it may be in the stream without being known to be.
         self._sent: Pack | None = None
-        self._in_flight = False
-        self._began_us = time.time_ns() // 1000
+        self._in_flight = self._trusts_end = False
+        self._began_us = self._last_us = time.time_ns() // 1000
         # What to do next, after a call that gave up.
         self._action: Action | None = None
         self.sent_bytes = 0
+        # Of the last leader, if it has yielded: its epoch, and who shall lead next.
+        self.yielded: tuple[int, str] | None = None
 
     @property
     def epoch(self) -> int:
         return self._writer.epoch
 
+    @property
+    def sequence(self) -> int:
+        """The place in the stream up to which all is known."""
+        return self._writer.last
+
+    @property
+    def first_position(self) -> int:
+        """Frames behind this one are in `pieces`."""
+        return self.pieces.base.reader.last_frame
+
+    def follow(self, upto: int | None, packs_max: int) -> bool:
+        """As a standby: reads up to a place, or to the end; at most so many packs. True if it is there.
+
+        Begins at the pointer's manifest, and does so again if what comes next was trimmed: `pieces` are
+        others then. `NoQuorum` if NATS doesn't answer soon, `Corruption` if what is read can't be right.
+        """
+        patience = Patience(self._stream.name, self._timeouts.answer_s)
+        self._in_flight, self._action = False, None
+        action, packs = self._writer.follow(), 0
+        while not isinstance(action, ENDS):
+            if isinstance(action, ReadPack):
+                if (upto is not None and action.sequence > upto) or packs >= packs_max:
+                    # It is asked for the next time.
+                    return packs < packs_max
+                packs += 1
+            patience.check()
+            action = self._do(action, patience)
+        self._check_end(action)
+        return True
+
+    def give_up(self, to: str) -> None:
+        """As the leader, with nothing in flight: writes `LeaderYielded`. Raises what `append` raises."""
+        self._draft = Draft(0, 0, self._last_us, to.encode())
+        self._drive(
+            self._action or self._writer.yield_shard(),
+            Patience(self._stream.name, self._timeouts.call_s),
+        )
+        self.pieces.take(self._settled(), self._writer.reader, self._stream.name)
+
     def take_over(self) -> None:
         """Reads to the end, writes `LeaderStarted`, claims the pointer. `Fenced` if another was first."""
         patience = Patience(f"the take-over of {self._stream.name}", self._timeouts.open_s)
+        self._draft = None
+        # If a replica nearby doesn't have all, `LeaderStarted` is refused.
+        self._trusts_end = True
         self._drive(self._action or self._writer.take_over(), patience)
         self.pieces.take(self._settled(), self._writer.reader, self._stream.name)
         self._pointer.own()
@@ -103,6 +147,7 @@ class Leadership:
             self._draft = draft
         assert self._draft is draft
         self._drive(action, Patience(self._stream.name, self._timeouts.call_s))
+        self._last_us = draft.at_us
         pack = self._settled()
         self._stream.remember(pack)
         return pack
@@ -127,6 +172,9 @@ class Leadership:
             patience.check()
             self._action = self._do(self._action, patience)
         end, self._action = self._action, None
+        self._check_end(end)
+
+    def _check_end(self, end: Action) -> None:
         if isinstance(end, LoseShard):
             if end.outcome == "unknown":
                 raise StorageFailed(
@@ -149,6 +197,7 @@ class Leadership:
         try:
             result = self._perform(action)
         except Refused as refusal:
+            self._trusts_end = False
             patience.pause(refusal.text)
             return self._writer.refused() if changes else self._writer.unanswered()
         except (TimedOut, Unavailable) as error:
@@ -196,7 +245,8 @@ class Leadership:
         if self._in_flight:
             met = self._stream.read_from_leader(place, self._timeouts.answer_s)
         else:
-            met = self._stream.read(place, max(1.0, self._timeouts.answer_s))
+            timeout_s = max(1.0, self._timeouts.answer_s)
+            met = self._stream.read(place, timeout_s, trust_end=self._trusts_end)
         if isinstance(met, Absence):
             return met
         known = self._checksums.get(place - 1)
@@ -223,6 +273,11 @@ class Leadership:
         self._in_flight = False
         _, reader = self._writer.reader.take(self._met.header)
         self.pieces.take(self._met, reader, self._stream.name)
+        header = self._met.header
+        if header.is_end:
+            self.yielded = header.epoch, bytes(memoryview(self._met.body)).decode()
+        elif header.is_start:
+            self.yielded = None
         return self.pieces.finished + 1
 
     def _publish(self, action: AppendPack) -> int:
@@ -235,10 +290,10 @@ class Leadership:
             names.cluster, names.shard, self.incarnation, place, header, draft.at_us,
             self._checksums[action.expected_last], draft.body, draft.part, draft.parts,
         )  # fmt: skip
-        message, self._sent = encode_pack(pack)
+        parts, self._sent = encode_parts(pack)
         self._in_flight = True
-        self.sent_bytes = len(message)
-        stored = self._stream.publish(message, action.expected_last, self._timeouts.answer_s)
+        self.sent_bytes = sum(len(part) for part in parts)
+        stored = self._stream.publish(parts, action.expected_last, self._timeouts.answer_s)
         self._drawn = False
         return stored
 

@@ -37,12 +37,16 @@ class MemberRecord(NamedTuple):
 
 
 class ShardBeat(NamedTuple):
-    """A broker's part in one shard. A candidate's epoch is the one that it stands for."""
+    """A broker's part in one shard. A candidate's epoch is the one that it stands for.
+
+    `sequence` is the place of the stream that it has reached, `version` that of a leader's manifest.
+    """
 
     shard: int
     role: Role
     epoch: int
     sequence: int
+    version: int = 0
 
 
 class Beat(NamedTuple):
@@ -68,8 +72,8 @@ class MemberSettings:
     hand_over_max_ms: int = 2_000
     # The target of a handover may be so many packs behind when it begins.
     lag_packs_max: int = 16
-    # So long the others wait for one that says that it takes a shard over.
-    candidate_ms: int = 5_000
+    # So long the others wait for one that says that it takes a shard over: to load a large one takes time.
+    candidate_ms: int = 15_000
     # A broker that has just started, or slept, hears the others before it stands.
     listen_ms: int = 500
     # The format that leaders write.

@@ -7,8 +7,7 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
 - Members that live and can read the cluster's format are ranked for every shard (`placement.py`).
 - A living leader is never deposed. Only when a shard has no leader (`shard_claims.py`) its members
   stand, rank r after r × 300 ms; after `LeaderYielded` its heir at once and the others one turn later. While
-  another is a candidate they wait for it, up to 5 s: one that needs longer than its turn to take a shard
-  over is not deposed by the next in rank as soon as it leads.
+  one of them says that it stands, the others wait: to load a large shard takes time.
 - The first in rank and the standbys follow the shard, and ping its leader.
 - A leader hands over to another that has ranked first for 10 s: it admits nothing, lets the other catch
   up, and yields. If that takes too long, or the other goes, or the journal doesn't answer, it admits again.
@@ -215,9 +214,11 @@ class Members:
         """`LeaderYielded` was read in a shard's stream."""
         self._claims[shard].give_up(epoch, to)
 
-    def play(self, shard: int, role: Role, epoch: int, sequence: int, now_ms: int) -> None:
+    def play(
+        self, shard: int, role: Role, epoch: int, sequence: int, now_ms: int, version: int = 0
+    ) -> None:
         """This broker's own part in a shard, whenever it changes: what its beats say."""
-        item = ShardBeat(shard, role, epoch, sequence)
+        item = ShardBeat(shard, role, epoch, sequence, version)
         if role in (Role.IDLE, Role.FENCED):
             self._own.pop(shard, None)
         else:
@@ -264,6 +265,18 @@ class Members:
         parts = self._own if name == self.record.name else self._others[name].shards
         item = parts.get(shard)
         return Role.IDLE if item is None else item.role
+
+    def heir(self, shard: int, now_ms: int) -> str | None:
+        """Who should lead a shard that this broker gives up because it leaves: the first that follows it."""
+        alive = self.alive(now_ms) - {self.record.name}
+        names = self.ranking(shard, alive).names
+        following = [name for name in names if self.role(name, shard) is Role.STANDBY]
+        return next(iter([*following, *names]), None)
+
+    def address(self, name: str) -> str | None:
+        """Of another member; None: not known."""
+        other = self._others.get(name)
+        return None if other is None else other.record.address
 
     def ranking(self, shard: int, alive: set[str]) -> Ranking:
         """The members of a shard in order."""
@@ -323,7 +336,7 @@ class Members:
             if leader == self.record.name:
                 duties += self._lead(shard, ranking, skewed, now_ms)
             elif leader is None:
-                duties += self._stand(shard, ranking, alive, early, now_ms, wakes)
+                duties += self._stand(shard, ranking, early, now_ms, wakes)
             elif shard in self._own:
                 pings.add(leader)
             self._watch_first(shard, ranking, now_ms)
@@ -352,13 +365,7 @@ class Members:
         return [LeaveShard(shard)] if item.role is Role.STANDBY and not wanted else []
 
     def _stand(
-        self,
-        shard: int,
-        ranking: Ranking,
-        alive: set[str],
-        early: set[str],
-        now_ms: int,
-        wakes: list[int],
+        self, shard: int, ranking: Ranking, early: set[str], now_ms: int, wakes: list[int]
     ) -> list[Duty]:
         item, claim, name = self._own.get(shard), self._claims[shard], self.record.name
         wait_ms = ranking.wait_ms(name)
@@ -367,13 +374,18 @@ class Members:
         if claim.heir is not None:
             wait_ms = 0 if claim.heir == name else wait_ms + RANK_WAIT_MS
         assert claim.leaderless_since_ms is not None
-        if any(self.role(other, shard) is Role.CANDIDATE for other in alive - {name}):
-            wait_ms = max(wait_ms, self._settings.candidate_ms)
+        if self._has_candidate(shard, now_ms):
+            wait_ms += self._settings.candidate_ms
         due_ms = max(claim.leaderless_since_ms, self._listen_until_ms) + wait_ms
         if now_ms >= due_ms:
             return [StandForShard(shard)]
         wakes.append(due_ms)
         return []
+
+    def _has_candidate(self, shard: int, now_ms: int) -> bool:
+        """Whether another member is about to lead a shard."""
+        others = self.alive(now_ms) - {self.record.name}
+        return any(self.role(name, shard) is Role.CANDIDATE for name in others)
 
     def _lead(self, shard: int, ranking: Ranking, skewed: set[str], now_ms: int) -> list[Duty]:
         handover = self._handovers.get(shard)

@@ -23,16 +23,17 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from fasti.cluster.nats_access import unreachable
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound, TimedOut, Unavailable
 from fasti.extras import required
 
 Result = TypeVar("Result")
 
 _API = "$JS.API"
-_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 _LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _STREAM_NOT_FOUND = 10059
 _MESSAGE_NOT_FOUND = 10037
@@ -69,15 +70,28 @@ class StreamState(NamedTuple):
     config: Mapping[str, Any]
 
 
+class Answer(NamedTuple):
+    """One of several answers to one request. ``reply_to`` is empty if it asks for none."""
+
+    data: bytes
+    reply_to: str
+    headers: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class NatsOptions:
-    """How to reach NATS. ``credentials`` is the path of a .creds file; a user comes with its password."""
+    """How to reach NATS; `nats_access.py` makes them of settings.
+
+    ``credentials`` is the path of a .creds file; a user comes with its password. None of them stands in the
+    URLs: servers that are found later would be reached without it.
+    """
 
     urls: Sequence[str]
     tls: ssl.SSLContext | None = None
     credentials: str | None = None
     user: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
     connect_timeout_s: float = 2.0
     timeout_s: float = 5.0
 
@@ -98,12 +112,9 @@ class NatsOptions:
             "user_credentials": self.credentials,
             "user": self.user,
             "password": self.password,
+            "token": self.token,
         }
         return options | {name: value for name, value in given.items() if value is not None}
-
-
-async def _ignore(_: Exception) -> None:
-    """Whatever goes wrong in the connection is seen by the calls that it concerns."""
 
 
 class NatsConnection:
@@ -115,25 +126,30 @@ class NatsConnection:
         with required("cluster", "a cluster"):
             import nats.aio.client
             import nats.errors
-        self._options = options
+        self.options = self._options = options
         self._errors = nats.errors
         self._client = nats.aio.client.Client()
         self._loop = asyncio.new_event_loop()
         self._closed = False
+        # What went wrong last in the connection itself. The calls that it concerns end without an answer.
+        self._trouble: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="fasti-nats", daemon=True)
         self._thread.start()
         try:
             self._call(self._connect(), options.connect_timeout_s * (len(options.urls) + 1))
         except FastiError as error:
             self.close()
-            raise Unavailable(f"no NATS server answers at {', '.join(options.urls)}") from error
+            raise unreachable(options.urls, self._trouble) from error
+
+    async def _note_trouble(self, error: Exception) -> None:
+        self._trouble = error
 
     async def _connect(self) -> None:
         options = self._options.to_client()
         # While the first connection is made, a server that is not there is passed over once.
         first = options | {"max_reconnect_attempts": 1, "allow_reconnect": True}
         await self._client.connect(
-            **first, error_cb=_ignore, disconnected_cb=None, reconnected_cb=None
+            **first, error_cb=self._note_trouble, disconnected_cb=None, reconnected_cb=None
         )
         self._client.options["max_reconnect_attempts"] = -1
 
@@ -169,6 +185,11 @@ class NatsConnection:
         """The most bytes that the server takes in one message, headers included."""
         return int(self._client.max_payload)
 
+    @property
+    def server_name(self) -> str:
+        """Of the server that it is connected to now, or was last."""
+        return str(self._client._server_info.get("server_name", ""))
+
     # Messages
 
     def publish(
@@ -183,11 +204,10 @@ class NatsConnection:
         """The sequence at which the message was stored. `Refused`, `TimedOut` or `Unavailable`."""
         headers: dict[str, str] = {}
         if last_sequence is not None:
-            headers[_LAST_SEQUENCE] = str(last_sequence)
+            headers[LAST_SEQUENCE] = str(last_sequence)
         if last_subject_sequence is not None:
             headers[_LAST_SUBJECT_SEQUENCE] = str(last_subject_sequence)
-        answer = self._json(self._request(subject, data, timeout_s, headers or None))
-        return int(answer["seq"])
+        return stored_sequence(self._request(subject, data, timeout_s, headers or None).data)
 
     # Plain subjects: nothing is stored
 
@@ -205,6 +225,35 @@ class NatsConnection:
     def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """The answer of whoever listens there. `TimedOut`, or `Unavailable` if nobody does."""
         return bytes(self._request(subject, data, timeout_s).data)
+
+    def gather(
+        self, subject: str, data: bytes, timeout_s: float, is_last: Callable[[Answer, int], bool]
+    ) -> list[Answer]:
+        """The answers of all who listen there, up to the one that is the last, or for so long.
+
+        `is_last` is called with each and its number, from 1, in the connection's thread.
+        """
+
+        async def collect() -> list[Answer]:
+            inbox = self._client.new_inbox()
+            subscription = await self._client.subscribe(inbox, pending_bytes_limit=-1)
+            answers: list[Answer] = []
+            deadline = self._loop.time() + timeout_s
+            try:
+                await self._client.publish(subject, data, reply=inbox)
+                while deadline > self._loop.time():
+                    message = await subscription.next_msg(deadline - self._loop.time())
+                    headers = {str(key): value for key, value in (message.headers or {}).items()}
+                    answers.append(Answer(message.data, message.reply, headers))
+                    if is_last(answers[-1], len(answers)):
+                        break
+            except self._errors.TimeoutError:
+                pass
+            finally:
+                await subscription.unsubscribe()
+            return answers
+
+        return self._call(collect(), timeout_s + _GRACE_S)
 
     def probe(self, subject: str, timeout_s: float, tell: Callable[[bool | None], None]) -> None:
         """Asks whether anybody listens, and returns at once. `tell` is called in the connection's thread:
@@ -288,7 +337,13 @@ class NatsConnection:
             name = f"{_API}.DIRECT.GET.{stream}"
             await self._client.publish(name, json.dumps(request).encode(), reply=inbox)
             while True:
-                reply = await subscription.next_msg(max(0.001, deadline - self._loop.time()))
+                try:
+                    reply = await subscription.next_msg(max(0.001, deadline - self._loop.time()))
+                except self._errors.TimeoutError:
+                    if not messages:
+                        raise
+                    # Who is slow gets on with what there is.
+                    return messages
                 message = _direct(reply)
                 if message is None:
                     return messages
@@ -306,12 +361,6 @@ class NatsConnection:
             return None
         return _state(answer)
 
-    def lagging(self, stream: str) -> list[str]:
-        """The servers that keep a stream and don't have all of it, as its leader sees them."""
-        answer = self._api(f"STREAM.INFO.{stream}", b"")
-        replicas = (answer.get("cluster") or {}).get("replicas") or []
-        return [each["name"] for each in replicas if not each.get("current") or each.get("lag")]
-
     def ensure_stream(self, config: Mapping[str, Any]) -> StreamState:
         """Makes a stream unless it is there; `InvalidArgument` if it is, with other settings."""
         name = config["name"]
@@ -327,11 +376,11 @@ class NatsConnection:
                 if state is None:
                     message = f"NATS does not make the stream {name}: {refusal.text}"
                     raise Unavailable(message) from refusal
-        for field, value in config.items():
-            if state.config.get(field, _default(value)) != value:
-                stored = state.config.get(field)
-                message = f"the stream {name} has {field}={stored!r}, {value!r} is needed"
-                raise InvalidArgument(message, field=field)
+        for key, value in config.items():
+            if state.config.get(key, _default(value)) != value:
+                stored = state.config.get(key)
+                message = f"the stream {name} has {key}={stored!r}, {value!r} is needed"
+                raise InvalidArgument(message, field=key)
         return state
 
     def delete_stream(self, stream: str) -> None:
@@ -394,17 +443,26 @@ class NatsConnection:
             raise Unavailable(f"NATS refuses {name}: {refusal.text}") from refusal
 
     def _json(self, reply: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(reply.data)
-        error = answer.get("error")
-        if error is None:
-            return answer
-        code = int(error.get("err_code", 0))
-        text = str(error.get("description", ""))
-        if code in (_STREAM_NOT_FOUND, _MESSAGE_NOT_FOUND):
-            raise NotFound(text)
-        if error.get("code") in _UNANSWERED_CODES:
-            raise Unavailable(f"NATS: {text}")
-        raise Refused(text, code)
+        return _parse(reply.data)
+
+
+def stored_sequence(answer: bytes) -> int:
+    """The sequence that a publish's answer tells; raises as `NatsConnection.publish`."""
+    return int(_parse(answer)["seq"])
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(data)
+    error = answer.get("error")
+    if error is None:
+        return answer
+    code = int(error.get("err_code", 0))
+    text = str(error.get("description", ""))
+    if code in (_STREAM_NOT_FOUND, _MESSAGE_NOT_FOUND):
+        raise NotFound(text)
+    if error.get("code") in _UNANSWERED_CODES:
+        raise Unavailable(f"NATS: {text}")
+    raise Refused(text, code)
 
 
 def _direct(reply: Any) -> StoredMessage | None:

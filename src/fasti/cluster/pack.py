@@ -5,7 +5,8 @@ A pack is a header, padded with zeros to a multiple of 64, and a body::
     offset  size  field
          0     4  magic              f5 50 43 4b
          4     2  format version     1
-         6     1  kind               0 frames, 1 part of a frame, 2 LeaderStarted
+         6     1  kind               0 frames, 1 part of a frame, 2 LeaderStarted,
+                             3 LeaderYielded
          7     1  codec              0 none, 1 LZ4 (one block)
          8     4  shard
         12     1  length of the cluster's name
@@ -27,7 +28,8 @@ A pack is a header, padded with zeros to a multiple of 64, and a body::
        112        the cluster's name, the broker's name
                8  checksum           XXH3-64 of all before it
 
-The body has frames as in a file (`storage/frames.py`), each with its own checksum. LZ4 is used where it
+The body has frames as in a file (`storage/frames.py`), each with its own checksum; that of LeaderYielded is
+the name of the broker that shall lead next. LZ4 is used where it
 saves a fifth. The checksum covers the body's, so the chain of `checksum before` holds the whole stream.
 
 `decode_pack` raises `Corruption` for a damaged pack and `NewerFormat` for a newer one: magic, version and
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"\xf5PCK"
 PACK_VERSION = 1
-FRAMES, PART, START = 0, 1, 2
+FRAMES, PART, START, END_OF_LEADER = 0, 1, 2, 3
 _RAW, _LZ4 = 0, 1
 _ALIGNMENT = 64
 _WORTH = 0.8
@@ -93,11 +95,19 @@ class Pack:
     def kind(self) -> int:
         if self.header.is_start:
             return START
+        if self.header.is_end:
+            return END_OF_LEADER
         return PART if self.parts > 1 else FRAMES
 
 
 def encode_pack(pack: Pack) -> tuple[bytes, Pack]:
     """The message, and the pack with its checksum."""
+    parts, encoded = encode_parts(pack)
+    return b"".join(parts), encoded
+
+
+def encode_parts(pack: Pack) -> tuple[list[bytes | memoryview], Pack]:
+    """The message as header and body, which is not copied, and the pack with its checksum."""
     raw = memoryview(pack.body).cast("B") if memoryview(pack.body).nbytes else memoryview(b"")
     codec, stored = _compress(raw)
     names = pack.cluster.encode(), pack.header.broker.encode()
@@ -111,8 +121,8 @@ def encode_pack(pack: Pack) -> tuple[bytes, Pack]:
     checked = fields + names[0] + names[1]
     checksum = xxh3_64_intdigest(checked)
     padding = bytes(-(len(checked) + _CHECKSUM.size) % _ALIGNMENT)
-    message = b"".join((checked, _CHECKSUM.pack(checksum), padding, stored))
-    return message, replace(pack, checksum=checksum)
+    head = b"".join((checked, _CHECKSUM.pack(checksum), padding))
+    return [head, stored], replace(pack, checksum=checksum)
 
 
 def _compress(raw: memoryview) -> tuple[int, bytes | memoryview]:
@@ -151,7 +161,7 @@ def decode_pack(message: Buffer, stream: str) -> Pack:
         raise _damaged(stream, "has a damaged body", place)
     names = bytes(view[_FIELDS.size : end])
     broker = names[cluster_bytes:].decode()
-    header = PackHeader(epoch, broker, nonce, first, last, kind == START)
+    header = PackHeader(epoch, broker, nonce, first, last, kind == START, kind == END_OF_LEADER)
     body = pa.Codec("lz4_raw").decompress(stored, raw_bytes) if codec == _LZ4 else stored
     cluster = names[:cluster_bytes].decode()
     return Pack(

@@ -8,6 +8,7 @@ The rules, alike for a standby, a candidate and a leader that meets what it did 
   and nothing else. With one pack in flight per writer it can't come about; the rule costs nothing.
 - `LeaderStarted` names the first frame that its leader will write. Frames from there on that came
   before it belong to a group that was never finished: they are void, and the reader drops them.
+- `LeaderYielded` ends its writer's leadership: what it might write behind it is void.
 - A pack of a newer writer whose `LeaderStarted` was not there, or frames after a gap, show a hole:
   the reader has missed something. Nothing is ever skipped to go on.
 """
@@ -16,13 +17,16 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+# Stands for a leader that has yielded: no writer has this nonce.
+YIELDED = -1
+
 
 class PackHeader(NamedTuple):
     """What leadership needs to know of a pack.
 
     The `nonce` is drawn once per life of a broker's process. `LeaderStarted` (`is_start`) has no frames:
     its `first_frame` is the one that its leader will write next, its `last_frame` the one before. An
-    empty pack, which only proves that its writer leads, is alike. A part of a frame that is too large
+    empty pack, which only proves that its writer leads, is alike, and so is `LeaderYielded` (`is_end`). A part of a frame that is too large
     for one pack has the frame's number as first and last.
     """
 
@@ -32,6 +36,7 @@ class PackHeader(NamedTuple):
     first_frame: int
     last_frame: int
     is_start: bool = False
+    is_end: bool = False
 
     def has_writer_of(self, other: PackHeader) -> bool:
         """Whether both are of one leadership. With the place in the stream, that identifies a pack."""
@@ -69,7 +74,8 @@ class PackReader(NamedTuple):
             return PackVerdict("void"), self
         if header.first_frame > self.last_frame + 1:
             return PackVerdict("hole"), self
-        return PackVerdict("counts"), PackReader(header.epoch, header.nonce, header.last_frame)
+        nonce = YIELDED if header.is_end else header.nonce
+        return PackVerdict("counts"), PackReader(header.epoch, nonce, header.last_frame)
 
     def _take_start(self, header: PackHeader) -> tuple[PackVerdict, PackReader]:
         if header.epoch <= self.epoch:

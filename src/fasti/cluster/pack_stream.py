@@ -11,18 +11,31 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from fasti.cluster.append_socket import AppendSocket
 from fasti.cluster.names import ShardNames
-from fasti.cluster.nats import NatsConnection, StoredMessage, StreamState
+from fasti.cluster.nats import (
+    LAST_SEQUENCE,
+    NatsConnection,
+    StoredMessage,
+    StreamState,
+    stored_sequence,
+)
 from fasti.cluster.pack import Pack, decode_pack
 from fasti.cluster.writer_actions import MISSING, TRIMMED, Absence
 from fasti.errors import Corruption, Unavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _BATCH_BYTES = 8 << 20
 _CACHE_BYTES = 32 << 20
 # What a message takes in the stream beside its payload and subject: lengths, headers, a checksum.
 _OVERHEAD_BYTES = 100
+# Which server leads the stream is good to know, and not worth waiting for.
+_LOOK_S = 0.1
 
 
 class PackStream:
@@ -38,6 +51,9 @@ class PackStream:
         self._cached_bytes = 0
         self._cache_bytes_max = cache_bytes
         self._lock = threading.Lock()
+        # The signature that a file of credentials asks for is nats-py's alone.
+        signs = connection.options.credentials is not None
+        self._appends = None if signs else AppendSocket(connection.options, self._leader)
 
     @staticmethod
     def config(names: ShardNames, replicas: int, bytes_max: int) -> dict[str, Any]:
@@ -70,11 +86,27 @@ class PackStream:
         """About what a message takes of the stream's `max_bytes`."""
         return message_bytes + len(self.names.journal_subject) + _OVERHEAD_BYTES
 
-    def publish(self, message: bytes, expected_last: int, timeout_s: float) -> int:
-        """The place; `Refused`, `TimedOut` or `Unavailable`."""
-        return self._connection.publish(
-            self.names.journal_subject, message, last_sequence=expected_last, timeout_s=timeout_s
-        )
+    def publish(self, parts: Sequence[Buffer], expected_last: int, timeout_s: float) -> int:
+        """The place of a message that is given in parts; `Refused`, `TimedOut` or `Unavailable`.
+
+        One thread at a time.
+        """
+        subject = self.names.journal_subject
+        if self._appends is None:
+            message = b"".join(parts)
+            return self._connection.publish(
+                subject, message, last_sequence=expected_last, timeout_s=timeout_s
+            )
+        headers = ((LAST_SEQUENCE, str(expected_last)),)
+        return stored_sequence(self._appends.publish(subject, headers, parts, timeout_s))
+
+    def _leader(self) -> str:
+        return self.state(_LOOK_S).leader
+
+    def close(self) -> None:
+        """When nothing is published any more."""
+        if self._appends is not None:
+            self._appends.close()
 
     def trim(self, place: int) -> None:
         """Removes all packs up to this place."""
@@ -83,8 +115,14 @@ class PackStream:
             for old in [cached for cached in self._cache if cached <= place]:
                 self._cached_bytes -= _size(self._cache.pop(old))
 
-    def read(self, place: int, timeout_s: float, ahead: bool = True) -> Pack | Absence:
-        """One pack, and those behind it into memory, from a replica nearby; else as `read_from_leader`."""
+    def read(
+        self, place: int, timeout_s: float, ahead: bool = True, trust_end: bool = False
+    ) -> Pack | Absence:
+        """One pack, and those behind it into memory, from a replica nearby; else as `read_from_leader`.
+
+        With `trust_end` a replica that has nothing from there on is believed: for one who is about to append
+        there, and will be told otherwise.
+        """
         with self._lock:
             pack = self._cache.get(place)
             if pack is not None:
@@ -98,6 +136,8 @@ class PackStream:
                 self.remember(self._decode(message))
             except Corruption:
                 break
+        if trust_end and not found:
+            return MISSING
         with self._lock:
             pack = self._cache.get(place)
         return self.read_from_leader(place, timeout_s) if pack is None else pack

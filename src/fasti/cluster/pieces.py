@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from fasti.cluster.pack import PART, Pack, frames_in
+from fasti.cluster.pack import END_OF_LEADER, PART, Pack, frames_in
 from fasti.cluster.pack_reader import PackReader
 from fasti.cluster.pointer import Place
 from fasti.errors import Corruption
@@ -59,7 +59,8 @@ class Pieces:
             if not packs:
                 return
         header = pack.header
-        frames = list(frames_in(join_bodies(packs), stream, pack.place))
+        body = b"" if pack.kind == END_OF_LEADER else join_bodies(packs)
+        frames = list(frames_in(body, stream, pack.place))
         expected = list(range(header.first_frame, header.last_frame + 1))
         if [frame.sequence for frame in frames] != expected:
             text = f"a pack of {stream} has other frames than its header says"
@@ -112,6 +113,15 @@ class Pieces:
             self.items[number] = piece._replace(last=first - 1)
         self.last = min(self.last, first - 1)
         self.finished = min(self.finished, self.last)
+
+    def forget(self, place: Place) -> None:
+        """What comes up to this place is told by a manifest now."""
+        count = 0
+        while count < len(self.items) and self.items[count].end <= place.sequence:
+            count += 1
+        if count:
+            self.base = place
+            del self.items[:count]
 
     def find(self, frame: int) -> int:
         """The number of the piece with this frame, or of the first one after it."""

@@ -86,6 +86,8 @@ class StreamBlocks:
         # Names that were deleted and are still in the stream, with the moment at which they go.
         self._leaving: dict[str, float] = {}
         self._manifests: deque[tuple[float, str]] = deque()
+        # What leaders below this epoch left behind goes with the next manifest; 0: nothing does.
+        self.sweep_below = 0
 
     @staticmethod
     def stream_config(names: ShardNames, replicas: int, bytes_max: int) -> dict[str, Any]:
@@ -280,7 +282,12 @@ class StreamBlocks:
         if self._pointer.is_changing:
             # Else it would say that nothing has changed, and the blocks of what may come would be deleted.
             self._pointer.settle()
-        record = self._read_pointer()
+        return self.manifest_of(self._read_pointer())
+
+    def manifest_of(self, record: PointerRecord) -> tuple[int, bytes] | None:
+        """The manifest that a pointer names, with its version; None before the first. `NotFound` if it is
+        gone, because the pointer has moved on.
+        """
         if not record.version:
             return None
         return record.version, bytes(self._range(_MANIFESTS, record.manifest, 0, None))
@@ -294,6 +301,10 @@ class StreamBlocks:
         record = self._read_pointer()
         self._pointer.check_owned()
         check_version(record.version, expected_version)
+        if self.sweep_below:
+            with suppress(FastiError):
+                self.sweep(self.sweep_below)
+                self.sweep_below = 0
         version = expected_version + 1
         name = f"{record.epoch}-{version}.{secrets.token_hex(4)}"
         self._put(_MANIFESTS, name, data)

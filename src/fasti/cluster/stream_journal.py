@@ -104,7 +104,9 @@ class StreamJournal:
         *,
         address: str = "",
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        leadership: Leadership | None = None,
     ) -> None:
+        """``leadership`` is that of a standby, which has read most of the stream already."""
         self._stream, self._pointer, self._limits = stream, pointer, limits
         payload = min(stream.max_payload, PACK_BYTES_MAX) - _MARGIN_BYTES
         self._pack_bytes = min(limits.pack_bytes, payload)
@@ -119,7 +121,7 @@ class StreamJournal:
         # Of the frames that wait: the next packs, and what of them is already in the stream.
         self._drafts: deque[Draft] = deque()
         self._done: list[Pack] = []
-        self._leadership = Leadership(stream, pointer, broker, address, timeouts)
+        self._leadership = leadership or Leadership(stream, pointer, broker, address, timeouts)
         self._leadership.take_over()
         self._pieces = self._leadership.pieces
         self._last = self._pieces.last
@@ -144,6 +146,11 @@ class StreamJournal:
     @property
     def epoch(self) -> int:
         return self._leadership.epoch
+
+    @property
+    def stream_sequence(self) -> int:
+        """The place of the last pack."""
+        return self._leadership.sequence
 
     @property
     def first_sequence(self) -> int:
@@ -373,8 +380,15 @@ class StreamJournal:
                     size = 0
         return sealed
 
+    def give_up(self, to: str) -> None:
+        """Everything is synced: says in the stream who shall lead next. Raises what `sync` raises."""
+        self._check_usable()
+        if not self._waiting:
+            self._leadership.give_up(to)
+
     def close(self) -> None:
         self._closed = True
+        self._stream.close()
 
 
 if TYPE_CHECKING:

@@ -4,6 +4,8 @@
 so that a broker which had the shard before is fenced with its next append. What the stream has counts,
 so ``cut_after`` means nothing here.
 
+An opening reads all there is, or, given a standby (`standby.py`), what came since that one looked last.
+
 Once this engine was fenced it does not open again: its shard would take back what another broker has just
 taken, and both would go on so. Whoever decides that this broker shall lead again makes a new one.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +22,7 @@ from secrets import randbits
 from typing import TYPE_CHECKING
 
 from fasti.cluster.block_cache import BlockCache
+from fasti.cluster.leadership import Leadership
 from fasti.cluster.names import ShardNames, check_broker
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.pack_stream import PackStream
@@ -28,8 +32,9 @@ from fasti.cluster.pointer_owner import GRACE_S
 from fasti.cluster.stream_blocks import StreamBlocks
 from fasti.cluster.stream_journal import DEFAULT_PACK_BYTES, JournalLimits, StreamJournal
 from fasti.config import ShardSettings
-from fasti.errors import Corruption, Fenced, StorageFull
+from fasti.errors import Corruption, FastiError, Fenced, StorageFull
 from fasti.storage.damages import ScrubFinding
+from fasti.storage.follower import Follower
 from fasti.storage.manifest import Manifest
 
 
@@ -53,6 +58,16 @@ class StreamSettings:
     cache_bytes: int = 1 << 30
 
 
+@dataclass(frozen=True, slots=True)
+class ShardStreams:
+    """A shard's streams as one broker has them. The leadership may be a standby's still."""
+
+    stream: PackStream
+    pointer: Pointer
+    leadership: Leadership
+    blocks: StreamBlocks
+
+
 class StreamStorage:
     """One shard's storage, for one broker. The connection is shared and stays the caller's."""
 
@@ -71,6 +86,8 @@ class StreamStorage:
         self._lost: Fenced | None = None
         # Of the last opening; 0 before the first.
         self._epoch = 0
+        # What the next opening goes on with: the streams as they were followed, and the engine.
+        self.followed: tuple[ShardStreams, Follower | None] | None = None
 
     def ensure_streams(self) -> None:
         """Makes what is missing; `InvalidArgument` if a stream has other settings."""
@@ -88,34 +105,51 @@ class StreamStorage:
         """Takes the shard over. `Fenced` if another broker was first, or has taken it from this one."""
         if self._lost is not None:
             raise self._lost
-        self.ensure_streams()
-        own, names = self._settings, self._names
-        if self._cache is None and own.cache_directory is not None:
-            directory = own.cache_directory / f"{own.cluster}-{names.shard}"
-            self._cache = BlockCache(directory, own.cache_bytes)
-        pointer = Pointer(self._connection, names, own.timeouts, own.grace_s)
+        followed, self.followed = self.followed, None
+        streams, follower = followed or (self.connect(), None)
         if self._epoch:
-            self._check_leads_still(pointer)
+            self._check_leads_still(streams.pointer)
+        own = self._settings
         journal = StreamJournal(
-            PackStream(self._connection, names),
-            pointer,
+            streams.stream,
+            streams.pointer,
             self._broker,
             JournalLimits(own.journal_bytes, own.reserve_bytes, own.pack_bytes),
             address=self._address,
             timeouts=own.timeouts,
+            leadership=streams.leadership,
         )
 
         def locate(data: bytes) -> tuple[int, Place]:
             position = int(json.loads(data)["position"])
             return position, journal.place_of(position)
 
+        streams.blocks.locate = locate
+        if follower is not None and follower.position < streams.leadership.first_position:
+            # What it lacks was trimmed while it slept.
+            follower = None
+        manifest = _read_or_begin(journal, streams.blocks)
+        self._epoch = journal.epoch
+        opened = OpenStream(journal, streams.blocks, manifest, settings.segment_bytes, self._close)
+        opened.follower = follower
+        return opened
+
+    def connect(self, cache_bytes: int | None = None) -> ShardStreams:
+        """The shard's streams, made if they are missing. ``cache_bytes`` bound the packs in memory."""
+        self.ensure_streams()
+        own, names = self._settings, self._names
+        if self._cache is None and own.cache_directory is not None:
+            directory = own.cache_directory / f"{own.cluster}-{names.shard}"
+            self._cache = BlockCache(directory, own.cache_bytes)
+        pointer = Pointer(self._connection, names, own.timeouts, own.grace_s)
         blocks = StreamBlocks(
             self._connection, names, pointer, self._cache,
-            locate=locate, timeouts=own.timeouts, grace_s=own.grace_s,
+            timeouts=own.timeouts, grace_s=own.grace_s,
         )  # fmt: skip
-        manifest = _read_or_begin(journal, blocks)
-        self._epoch = journal.epoch
-        return OpenStream(journal, blocks, manifest, settings.segment_bytes, self._close)
+        bound = {} if cache_bytes is None else {"cache_bytes": cache_bytes}
+        stream = PackStream(self._connection, names, **bound)
+        leadership = Leadership(stream, pointer, self._broker, self._address, own.timeouts)
+        return ShardStreams(stream, pointer, leadership, blocks)
 
     def _check_leads_still(self, pointer: Pointer) -> None:
         """It is opened again after a failure, in which another broker may have taken the shard over: a living
@@ -151,6 +185,9 @@ class OpenStream:
     """An `OpenStorage`; also its `Capacity`."""
 
     copy_warning: str | None = None
+    follower: Follower | None = None
+    # Who shall lead next, if this broker hands the shard over: said in the stream when it is closed.
+    heir: str | None = None
     allocated_bytes = 0
 
     def __init__(
@@ -186,10 +223,14 @@ class OpenStream:
         return error
 
     def settle(self) -> None:
-        """Everything was read: what older leaders left half stored can go."""
-        self.blocks.sweep(self.journal.epoch)
+        """Everything was read: what older leaders left half stored can go, when there is time for it."""
+        self.blocks.sweep_below = self.journal.epoch
 
     def close(self) -> None:
+        if self.heir is not None:
+            # Without it the heir waits until it hears of it, or longer: no more than that.
+            with suppress(FastiError):
+                self.journal.give_up(self.heir)
         self.journal.close()
         self._closed(self.journal)
 

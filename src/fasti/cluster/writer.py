@@ -13,11 +13,12 @@ NATS keeps the truth, and this machine never guesses at it. The rules:
 - `LeaderStarted` is appended by one who has applied all before it, so epochs in the stream only rise,
   and one epoch has one leader.
 - A leader serves when the pointer is its own.
+- One that yields appends `LeaderYielded` behind all that it decided. When that is settled it is a standby.
 
 Roles: idle (knows nothing), standby (follows), candidate (takes over), leader, fenced (has lost the
 shard: its engine is dropped, and `follow` begins anew).
 
-**To drive it** from code that blocks: call `follow`, `take_over`, `append` or `resolve`, then do what
+**To drive it** from code that blocks: call `follow`, `take_over`, `append`, `yield_shard` or `resolve`, then do what
 the action says and bring the result, until the action is one of `ENDS`:
 
     action = writer.take_over()
@@ -135,13 +136,12 @@ class Writer:
     # Calls
 
     def follow(self) -> Action:
-        """As a standby: apply what there is. Ends a candidacy, or the leadership of one that has yielded.
+        """As a standby: apply what there is. Ends a candidacy; a leader yields first.
 
         After a fence all begins from nothing, since the engine was dropped.
         """
         if self.role is Role.LEADER:
-            # It has yielded: all that it decided is in the stream, so its engine is good to go on with.
-            self._check_rest(Role.LEADER)
+            raise RuntimeError("a leader yields before it follows")
         self._begin(Role.STANDBY)
         return self._next_place()
 
@@ -164,6 +164,14 @@ class Writer:
             )
         header = PackHeader(self._epoch, self._broker, self._nonce, first_frame, last_frame)
         return self._publish(header)
+
+    def yield_shard(self) -> Action:
+        """Append `LeaderYielded` as the leader; `Settle` says that it leads no more, and may `follow`."""
+        self._check_rest(Role.LEADER)
+        first = self.next_frame
+        return self._publish(
+            PackHeader(self._epoch, self._broker, self._nonce, first, first - 1, is_end=True)
+        )
 
     def resolve(self) -> Action:
         """As the leader: see whether it still leads. Also after a repaired hole or a stall."""
@@ -288,6 +296,8 @@ class Writer:
         assert verdict.what == "counts"
         if not mine.is_start:
             self.next_frame = mine.last_frame + 1
+            if mine.is_end:
+                self.role, self._epoch, self._started = Role.STANDBY, 0, False
             return self._say(Settle(self.last))
         self._started = True
         return self._say(ReadPointer())

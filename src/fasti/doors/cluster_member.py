@@ -5,12 +5,17 @@
 host's map where the others are. Taking over and letting go take time, so each has a thread that ends with it;
 everything else happens in `poll`, the one step of a thread that never waits for NATS.
 
-A standby is cold for now: it reads the shard when it takes it over.
+Of the shards that it stands by for it has standbys (doors/cluster_standbys.py), which beats tell how far to read;
+a ping that finds nobody has them read to the end, so that they have it all when the leader is given up.
+
+A handover: the leader holds what callers ask for, both tell each other at once how far they are, and when the
+other has it all the leader lets go: `LeaderYielded` is in the stream, its callers are told where to go.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,8 +25,9 @@ from typing import Any
 from fasti.broker.clock import ClockState
 from fasti.broker.host import Host
 from fasti.broker.logs import fields
+from fasti.broker.shard import Shard
 from fasti.broker.threads import Poller
-from fasti.cluster.bulletins import MemberSubjects, decode_beat, encode_beat
+from fasti.cluster.bulletins import MemberSubjects, decode_beat, encode_beat, is_urgent
 from fasti.cluster.cluster_view import ClusterView, view_cluster
 from fasti.cluster.member_records import MemberRecord, MemberSettings
 from fasti.cluster.members import (
@@ -29,25 +35,35 @@ from fasti.cluster.members import (
     LeaveShard,
     Members,
     PingMember,
+    ResumeAdmitting,
     SendBeat,
     StandForShard,
+    StopAdmitting,
     YieldShard,
 )
 from fasti.cluster.nats import NatsConnection
+from fasti.cluster.standby import Standby
+from fasti.cluster.stream_journal import StreamJournal
+from fasti.cluster.stream_storage import OpenStream, StreamStorage
 from fasti.cluster.writer_actions import Role
+from fasti.core.engine import Engine
+from fasti.core.layout import ShardPlace
+from fasti.doors.cluster_standbys import Standbys
 from fasti.errors import FastiError
-from fasti.storage.storage_engine import StorageEngine
+from fasti.settings.values import read_address
 
 _log = logging.getLogger("fasti.broker.cluster")
 
 # A ping that takes longer says nothing.
 _PING_S = 1.0
+# A door that takes longer to answer says nothing either.
+_KNOCK_S = 0.5
 # After a take-over that failed.
 _PAUSE_MS = 500
-# A cold standby is as near to the leader's end as it can be.
-_COLD = 1 << 62
 # A clock that is off by so much more than at the last look was set.
 _STEP_US = 50_000
+# For so long after a word of a handover everything is told at once.
+_HASTE_MS = 1_000
 # For so long beats say that a shard was let go.
 _YIELDS_MS = 3_000
 
@@ -61,7 +77,7 @@ class ClusterMember:
         connection: NatsConnection,
         cluster: str,
         record: MemberRecord,
-        make_storage: Callable[[int], StorageEngine],
+        make_storage: Callable[[int], StreamStorage],
         settings: MemberSettings | None = None,
     ) -> None:
         self._host, self._connection, self._cluster = host, connection, cluster
@@ -76,13 +92,18 @@ class ClusterMember:
         self._heard: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque(maxlen=10_000)
         self._moving: dict[int, Role] = {}
         self._pause_until: dict[int, int] = {}
-        self._follows: set[int] = set()
+        self._standbys = Standbys(host, self._make_standby, self._caught_up)
+        # Until when it is urgent what this broker and others say.
+        self._haste_until = 0
+        self._beat_now = False
         self._yields: dict[int, tuple[int, str]] = {}
         self._yielded_ms: dict[int, int] = {}
         # Both are replaced as a whole.
         self._leaders: dict[int, str] = {}
         self._view: ClusterView | None = None
         self._ahead_us = self._clock_ahead_us()
+        # Members at whose doors somebody knocks.
+        self._knocks: set[str] = set()
         self._stopping = threading.Event()
         self._stops: list[Callable[[], None]] = []
         self._poller = Poller(host.threads, "fasti-member", self.poll, parks=False)
@@ -115,6 +136,7 @@ class ClusterMember:
     def start(self) -> None:
         """Joins: the others hear of it, and it of them."""
         self._host.on_fenced = lambda _: self._poller.wake()
+        self._standbys.start()
         self._stops = [
             self._connection.listen(self._subjects.beats, self._take_beat),
             self._connection.listen(self._subjects.ping(self.name), self._answer_ping),
@@ -125,12 +147,14 @@ class ClusterMember:
         """Leaves: lets its shards go, one after the other, to whoever takes them."""
         self._stopping.set()
         self._poller.stop()
+        self._standbys.stop()
         for shard in self._host.all_shards():
-            number, epoch = shard.place.number, shard.store.journal.epoch
-            self._host.drop(number, None, epoch)
-            self._yields[number] = (epoch, "")
-            self._members.play(number, Role.IDLE, epoch, 0, self._now_ms())
-            self._send_beat()
+            number, now_ms = shard.place.number, self._now_ms()
+            to = self._members.heir(number, now_ms) or ""
+            epoch = self._drop(shard, to)
+            self._yields[number] = (epoch, to)
+            self._members.play(number, Role.IDLE, epoch, 0, now_ms)
+            self._send_beat(urgent=True)
         for stop in self._stops:
             stop()
 
@@ -138,6 +162,10 @@ class ClusterMember:
 
     def _take_beat(self, data: bytes, _: str) -> None:
         self._heard.append((self._hear, (data, self._monotonic())))
+        if is_urgent(data):
+            self._haste_until = self._now_ms() + _HASTE_MS
+        if self._haste_until > self._now_ms():
+            self._poller.wake()
 
     def _answer_ping(self, _: bytes, reply_to: str) -> None:
         if reply_to:
@@ -148,6 +176,22 @@ class ClusterMember:
             self._heard.append((self._hear_pong, (name, answered)))
             if not answered:
                 self._poller.wake()
+
+    # The standbys' thread
+
+    def _make_standby(self, shard: int) -> Standby:
+        settings, place = self._host.settings, ShardPlace(shard, self._host.shards)
+
+        def make_engine() -> Engine:
+            return Engine(settings.memory_bytes, settings.leases_max, settings.limits, place)
+
+        return Standby(shard, self._make_storage(shard), make_engine)
+
+    def _caught_up(self) -> None:
+        """A leader that hands over waits for this, and so does whoever was yielded to."""
+        if self._haste_until > self._now_ms():
+            self._beat_now = True
+            self._poller.wake()
 
     # The step
 
@@ -164,6 +208,9 @@ class ClusterMember:
         self._note_leaders(now_ms)
         for duty in plan.duties:
             self._do(duty, now_ms)
+        if self._beat_now:
+            self._beat_now = False
+            self._send_beat(urgent=True)
         return max(0.0, (plan.wake_ms - self._now_ms()) / 1000)
 
     def _hear(self, data: bytes, came_s: float) -> None:
@@ -181,15 +228,36 @@ class ClusterMember:
         for shard, (epoch, to) in yields.items():
             if 0 <= shard < self._host.shards:
                 self._members.yielded(shard, epoch, to)
+                self._host.map.forget(shard, epoch)
         for item in beat.shards:
-            if item.role is Role.LEADER and 0 <= item.shard < self._host.shards:
+            if item.role is Role.LEADER and 0 <= item.shard < self._host.shards and item.epoch:
                 self._host.map.note(item.shard, item.epoch, record.address)
+                self._standbys.hear(item.shard, item.sequence, item.version)
 
     def _hear_pong(self, name: str, answered: bool) -> None:
         if answered:
             self._members.answer(name, self._now_ms())
         else:
             self._members.miss(name)
+            self._knock(name)
+            self._standbys.hurry(shard for shard, led in self._leaders.items() if led == name)
+
+    def _knock(self, name: str) -> None:
+        """Nobody listens in NATS for a member. If its door refuses as well there is no process: the next ping
+        need not be waited for.
+        """
+        address = self._members.address(name)
+        if address is None or name in self._knocks:
+            return
+        self._knocks.add(name)
+
+        def run() -> None:
+            if _is_refused(address):
+                self._heard.append((self._members.refuse, (name,)))
+                self._poller.wake()
+            self._knocks.discard(name)
+
+        self._host.threads.runtime.thread(f"fasti-knock-{name}", run).start()
 
     def _play(self, now_ms: int) -> None:
         """Its own part in each shard, as it is now."""
@@ -204,13 +272,18 @@ class ClusterMember:
             elif shard is not None:
                 # While it is opened again there is a journal that is closed: its numbers stay.
                 journal = shard.store.journal
-                place = journal.epoch, journal.last_sequence
-                self._members.play(number, Role.LEADER, *place, now_ms)
+                assert isinstance(journal, StreamJournal)
+                place = journal.epoch, journal.stream_sequence
+                version = shard.store.version
+                self._members.play(number, Role.LEADER, *place, now_ms, version)
                 if self._members.epoch(number) > journal.epoch:
                     # Its next append would say so; but where nothing happens there is none, and sessions wait.
                     self._move(number, Role.IDLE, self._step_down)
-            elif number in self._follows:
-                self._members.play(number, Role.STANDBY, 0, _COLD, now_ms)
+            elif (standby := self._standbys.find(number)) is not None:
+                place = standby.epoch, standby.sequence
+                self._members.play(number, Role.STANDBY, *place, now_ms)
+                if standby.yielded is not None:
+                    self._members.yielded(number, *standby.yielded)
             else:
                 self._members.play(number, Role.IDLE, 0, 0, now_ms)
         for number in [n for n, since in self._yielded_ms.items() if now_ms - since > _YIELDS_MS]:
@@ -231,23 +304,34 @@ class ClusterMember:
                 tell = partial(self._take_pong, name)
                 self._connection.probe(self._subjects.ping(name), _PING_S, tell)
             case FollowShard(shard):
-                self._follows.add(shard)
+                self._standbys.follow(shard)
             case LeaveShard(shard):
-                self._follows.discard(shard)
+                self._standbys.leave(shard)
             case StandForShard(shard):
                 if shard not in self._moving and now_ms >= self._pause_until.get(shard, 0):
                     self._move(shard, Role.CANDIDATE, self._take_over)
             case YieldShard(shard, to):
                 if shard not in self._moving:
                     self._move(shard, Role.LEADER, lambda shard: self._let_go(shard, to))
-            case _:
-                pass  # A handover admits nothing while the shard is let go, and is over then.
+            case StopAdmitting(shard):
+                self._hold(shard, True)
+                self._haste_until, self._beat_now = now_ms + _HASTE_MS, True
+            case ResumeAdmitting(shard):
+                self._hold(shard, False)
 
-    def _send_beat(self) -> None:
+    def _hold(self, shard: int, held: bool) -> None:
+        led = self._find(shard)
+        if led is not None:
+            led.sequencer.hold(held)
+
+    def _find(self, shard: int) -> Shard | None:
+        """A shard that this broker leads."""
+        return {each.place.number: each for each in self._host.all_shards()}.get(shard)
+
+    def _send_beat(self, urgent: bool = False) -> None:
         beat = self._members.beat(int(self._monotonic() * 1e6) + self._clock_ahead_us())
-        self._connection.send(
-            self._subjects.beats, encode_beat(self._members.record, beat, self._yields)
-        )
+        told = encode_beat(self._members.record, beat, self._yields, urgent)
+        self._connection.send(self._subjects.beats, told)
 
     # Threads that end with what they do
 
@@ -268,23 +352,45 @@ class ClusterMember:
 
     def _take_over(self, shard: int) -> None:
         began = self._monotonic()
+        standby = self._standbys.take(shard)
+        storage = self._make_storage(shard) if standby is None else standby.hand_over()
+        warm = storage.followed is not None
         try:
-            self._host.add(shard, self._make_storage(shard), None)
-        except FastiError as error:
+            self._host.add(shard, storage, None)
+        except BaseException as error:
+            if standby is not None:
+                standby.take_back()
+                self._standbys.put_back(shard)
+            if not isinstance(error, FastiError):
+                raise
             self._pause_until[shard] = self._now_ms() + _PAUSE_MS
             extra = fields(shard=shard, code=error.code, why=error)
             _log.warning("a shard could not be taken over", extra=extra)
             return
-        seconds = round(self._monotonic() - began, 3)
-        _log.info("took a shard over", extra=fields(shard=shard, seconds=seconds))
+        self._standbys.leave(shard)
+        seconds, led = round(self._monotonic() - began, 3), self._find(shard)
+        replayed = 0 if led is None else led.store.replayed
+        extra = fields(shard=shard, seconds=seconds, warm=warm, replayed=replayed)
+        _log.info("took a shard over", extra=extra)
 
     def _let_go(self, shard: int, to: str) -> None:
-        led = {each.place.number: each for each in self._host.all_shards()}.get(shard)
+        led = self._find(shard)
         if led is None:
             return
-        epoch = led.store.journal.epoch
-        self._host.drop(shard, None, epoch)
+        began = self._monotonic()
+        epoch = self._drop(led, to)
         self._yields[shard], self._yielded_ms[shard] = (epoch, to), self._now_ms()
+        self._haste_until, self._beat_now = self._now_ms() + _HASTE_MS, True
+        seconds = round(self._monotonic() - began, 3)
+        _log.info("handed a shard over", extra=fields(shard=shard, to=to, seconds=seconds))
+
+    def _drop(self, shard: Shard, to: str) -> int:
+        """Lets a shard go to that broker, or to whoever takes it; the epoch that is over."""
+        epoch, storage = shard.store.journal.epoch, shard.store.storage
+        if to and isinstance(storage, OpenStream):
+            storage.heir = to
+        self._host.drop(shard.place.number, self._members.address(to), epoch)
+        return epoch
 
     def _clock_ahead_us(self) -> int:
         """How far the time that the broker goes by is ahead of time that can't be set; or the time that it will
@@ -309,3 +415,14 @@ class ClusterMember:
 
     def _now_ms(self) -> int:
         return int(self._monotonic() * 1000)
+
+
+def _is_refused(address: str) -> bool:
+    """Whether nothing listens at an address; one that doesn't answer may be anything."""
+    try:
+        socket.create_connection(read_address(address), _KNOCK_S).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False

@@ -27,7 +27,6 @@ from fasti.errors import Unavailable
 from fasti.runtime import Runtime
 from fasti.settings.load import ServeSettings
 from fasti.settings.values import Address
-from fasti.storage.storage_engine import StorageEngine
 
 
 class ClusterProcess:
@@ -102,7 +101,7 @@ class ClusterProcess:
         self._member = member
         member.start()
 
-    def _storage(self, name: str, address: str, shard: int) -> StorageEngine:
+    def _storage(self, name: str, address: str, shard: int) -> StreamStorage:
         settings = self._settings
         streams = StreamSettings(
             self._cluster,

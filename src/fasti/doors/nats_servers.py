@@ -62,6 +62,8 @@ def write_config(plan: ClusterPlan, number: int) -> Path:
     path.write_text(
         f"""server_name: {name}
 listen: "{NATS_HOST}:{plan.ports[number]}"
+# A pack of a shard's journal has up to 4 MiB; with less, large batches go in parts, one after the other.
+max_payload: 8MB
 # What is acknowledged is on the disk.
 jetstream {{ store_dir: "{store}", sync_interval: always, max_file: {room_bytes} }}
 """

@@ -19,6 +19,7 @@ from fasti.storage.files.journal_segment import too_short
 from fasti.storage.files.rebase import finish as finish_rebase
 from fasti.storage.files.rebase import refuse_unfinished
 from fasti.storage.files.scrub import scrub, total_bytes
+from fasti.storage.follower import Follower
 from fasti.storage.manifest import Manifest
 from fasti.storage.recovery import missing_block
 
@@ -43,6 +44,8 @@ class FileStorage:
 
 class OpenFiles:
     """An `OpenStorage`; also its `Capacity`."""
+
+    follower: Follower | None = None
 
     def __init__(
         self,

@@ -31,14 +31,15 @@ class LocalShard:
     ) -> None:
         self.settings = settings or ShardSettings()
         self.store = ShardStore(storage, self.settings)
-        self.engine = Engine(
-            self.settings.memory_bytes, self.settings.leases_max, self.settings.limits, place
-        )
+        own = self.settings
         try:
-            self.replayed = self.store.load(self.engine)
+            self.engine = self.store.load(
+                lambda: Engine(own.memory_bytes, own.leases_max, own.limits, place)
+            )
         except BaseException:
             self.store.close()
             raise
+        self.replayed = self.store.replayed
         self.engine.start(tick)
 
     def step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:

@@ -212,6 +212,16 @@ def restore(engine: Engine, blocks: list[LogBlock]) -> None:
                 ) from error
 
 
+def installs_of(old: list[LogBlock], new: list[LogBlock]) -> list[LogsInstalled]:
+    """What an engine that knows the old blocks is to learn of the new ones, which follow one another."""
+    known = {block.number for block in old}
+    by_place: dict[Place, list[LogBlock]] = {}
+    for block in sorted(new, key=lambda block: block.first_offset):
+        if block.number not in known:
+            by_place.setdefault(block.place, []).append(block)
+    return [_install(place, blocks) for place, blocks in sorted(by_place.items())]
+
+
 def _whole(block: LogBlock, earliest: int) -> LogPiece:
     """What is left of a block, as a piece."""
     first = max(block.first_offset, earliest)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from fasti.config import ShardSettings
 from fasti.errors import Corruption, DataDirLocked
 from fasti.storage.damages import ScrubFinding
+from fasti.storage.follower import Follower
 from fasti.storage.manifest import Manifest
 from fasti.storage.memory.blocks import MemoryBlocks
 from fasti.storage.memory.journal import MemoryJournal
@@ -39,6 +40,7 @@ class OpenMemory:
     """An `OpenStorage`; also its `Capacity`. There is no disk to fill, to copy or to rot."""
 
     copy_warning: str | None = None
+    follower: Follower | None = None
     allocated_bytes = 0
 
     def __init__(

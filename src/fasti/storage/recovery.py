@@ -45,6 +45,14 @@ def delete_leftovers(blocks: BlockStore, manifest: Manifest, epoch: int) -> None
 
 def recover(engine: Engine, blocks: BlockStore, manifest: Manifest, version: int) -> None:
     """Brings a fresh engine to the manifest's position."""
+    for _ in recover_in_pieces(engine, blocks, manifest, version):
+        pass
+
+
+def recover_in_pieces(
+    engine: Engine, blocks: BlockStore, manifest: Manifest, version: int
+) -> Iterator[None]:
+    """The same with pauses, about one for each block, for a caller who has other things to do."""
     if not manifest.state_name:
         return
     capsule = decode_state(_get(blocks, manifest.state_name), manifest.state_name)
@@ -56,10 +64,11 @@ def recover(engine: Engine, blocks: BlockStore, manifest: Manifest, version: int
     listed = sorted(manifest.blocks, key=lambda block: (block.checkpoint, block.number))
     known = {block.number: block.rows for block in listed if not block.delta}
     for block in listed:
-        _restore_rows(engine, block, _read(blocks, block), dead, known)
-    _restore_keys(engine, blocks, listed, dead)
+        _restore_rows(engine, block, read_rows(blocks, block), dead, known)
+        yield
+    yield from _restore_keys(engine, blocks, listed, dead)
     _restore_logs(engine, blocks, manifest)
-    _derive(engine, manifest, version)
+    yield from _derive(engine, manifest, version)
     capsules.restore_leases(engine.state, capsule)
 
 
@@ -80,22 +89,28 @@ def replay(
 ) -> int:
     """Applies the journal's tail, and shows each frame; returns how many it had."""
     frames = 0
-    for stored in _tail(journal, manifest.position):
-        events, _ = decode(stored.body, manifest.seed)
-        try:
-            engine.replay(stored.sequence, events)
-        except (AssertionError, IllegalTransition, IndexError, KeyError) as error:
-            raise Corruption(
-                f"frame {stored.sequence} contradicts what came before it: {error!r}",
-                file="journal",
-                offset=stored.sequence,
-            ) from error
+    for stored in tail(journal, manifest.position):
+        replay_frame(engine, stored, manifest.seed)
         seen(stored)
         frames += 1
     return frames
 
 
-def _tail(journal: JournalReader, position: int) -> Iterator[StoredFrame]:
+def replay_frame(engine: Engine, stored: StoredFrame, seed: tuple[int, int]) -> None:
+    """Applies one frame. Raises `Corruption` if it can't follow what was before it."""
+    events, _ = decode(stored.body, seed)
+    try:
+        engine.replay(stored.sequence, events)
+    except (AssertionError, IllegalTransition, IndexError, KeyError) as error:
+        raise Corruption(
+            f"frame {stored.sequence} contradicts what came before it: {error!r}",
+            file="journal",
+            offset=stored.sequence,
+        ) from error
+
+
+def tail(journal: JournalReader, position: int) -> Iterator[StoredFrame]:
+    """The frames behind a position. Raises `Corruption` if the journal doesn't go on there."""
     try:
         return journal.replay(position)
     except (Gone, NotFound) as error:
@@ -105,7 +120,8 @@ def _tail(journal: JournalReader, position: int) -> Iterator[StoredFrame]:
         raise Corruption(message, file="journal", offset=position) from error
 
 
-def _read(blocks: BlockStore, block: Block) -> Columns:
+def read_rows(blocks: BlockStore, block: Block) -> Columns:
+    """The rows of a run's block or of a delta. Raises `Corruption`."""
     return rows_columns(unseal(_get(blocks, block.rows_name), block.rows_name))
 
 
@@ -170,7 +186,7 @@ def _restore_keys(
     blocks: BlockStore,
     listed: list[Block],
     dead: dict[int, NDArray[np.uint8]],
-) -> None:
+) -> Iterator[None]:
     """Keys of the living. A live message has one live row in runs, so no key comes twice."""
     runs = [block for block in listed if not block.delta]
     for topic in engine.state.topics.values():
@@ -199,6 +215,7 @@ def _restore_keys(
             own &= partition.arena.location.take(slots) == columns["location"][rows]
             first, last = columns["hash_first"][rows][own], columns["hash_last"][rows][own]
             partition.keys.put(first, sequences[own], last, new=True)
+        yield
     _restore_staged_keys(engine)
 
 
@@ -216,7 +233,7 @@ def _restore_staged_keys(engine: Engine) -> None:
                 partition.claim_keys(batch.hashes[holding], batch.sequences[holding])
 
 
-def _derive(engine: Engine, manifest: Manifest, version: int) -> None:
+def _derive(engine: Engine, manifest: Manifest, version: int) -> Iterator[None]:
     """Counts, forecasts and uses of names; and that everything in runs is yet to be loaded."""
     memory = engine.memory
     memory.epoch = manifest.checkpoint + 1
@@ -234,3 +251,4 @@ def _derive(engine: Engine, manifest: Manifest, version: int) -> None:
                 numbers = numbers[(numbers != 0) & (states != State.NONE)]
                 for number, uses in zip(*np.unique(numbers, return_counts=True), strict=True):
                     memory.reasons.use(int(number), int(uses))
+            yield

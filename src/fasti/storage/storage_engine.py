@@ -19,6 +19,7 @@ from fasti.config import ShardSettings
 from fasti.errors import Corruption
 from fasti.storage.blocks import BlockStore
 from fasti.storage.damages import ScrubFinding
+from fasti.storage.follower import Follower
 from fasti.storage.journal import Journal
 from fasti.storage.manifest import Manifest
 
@@ -58,6 +59,10 @@ class OpenStorage(Protocol):
     @property
     def manifest(self) -> tuple[int, Manifest]:
         """The manifest that was in force at the opening, and its version."""
+
+    @property
+    def follower(self) -> Follower | None:
+        """An engine that has followed this journal until now; None: the shard loads one."""
 
     @property
     def capacity(self) -> Capacity:

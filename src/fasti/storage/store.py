@@ -31,10 +31,11 @@ from fasti.core.replies import Frame as EngineFrame
 from fasti.errors import Corruption, FastiError, NotFound
 from fasti.storage.checkpoint import CheckpointWriter, Written
 from fasti.storage.event_codec import encode
-from fasti.storage.frames import Frame, StoredFrame, body_bytes
+from fasti.storage.follower import Follower, exhaust
+from fasti.storage.frames import Frame, body_bytes
 from fasti.storage.log_rows import load_keys
 from fasti.storage.payloads import Payloads
-from fasti.storage.recovery import delete_leftovers, recover, replay
+from fasti.storage.recovery import delete_leftovers, tail
 from fasti.storage.runs import number_in
 from fasti.storage.slices import load_slice
 from fasti.storage.storage_engine import StorageEngine
@@ -63,8 +64,8 @@ class ShardStore:
         self.version, self.manifest = storage.manifest
         self.payloads = Payloads(self.journal, self.blocks, self.manifest.payload_names)
         self.payloads.is_named = lambda name: name in self.manifest.names
-        # What had to be replayed when it was opened.
-        self.tail_bytes = 0
+        # What lies behind the manifest when it is opened, and how many frames had to be replayed then.
+        self.tail_bytes = self.replayed = 0
         self._unwritten: list[int] = []
         self._condemned: list[_Condemned] = []
         # Blocks of a manifest that may be in force, or come back into force after a crash.
@@ -91,20 +92,27 @@ class ShardStore:
 
     # Opening
 
-    def load(self, engine: Engine) -> int:
-        """Brings a fresh engine up to date; returns how many frames were replayed."""
+    def load(self, make_engine: Callable[[], Engine]) -> Engine:
+        """An engine that is up to date: one that has followed this journal (`OpenStorage.follower`), or a
+        fresh one. `replayed` says how many frames it had to be told.
+        """
         self._unneeded = self.manifest.position
+        follower = self.storage.follower or Follower(make_engine(), self.blocks)
+        before = follower.applied
         try:
-            recover(engine, self.blocks, self.manifest, self.version)
-            replayed = replay(engine, self.journal, self.manifest, self._count_tail)
+            if follower.manifest is None:
+                exhaust(follower.load(self.manifest, self.version))
+            for frame in tail(self.journal, follower.position):
+                follower.apply(frame)
+            if follower.version != self.version:
+                exhaust(follower.install(self.manifest, self.version))
         except Corruption as error:
             raise self.storage.explain(error) from error
+        self._unwritten = follower.settle()
+        self.replayed, self.tail_bytes = follower.applied - before, follower.tail_bytes
         delete_leftovers(self.blocks, self.manifest, self.journal.epoch)
         self.storage.settle()
-        return replayed
-
-    def _count_tail(self, frame: StoredFrame) -> None:
-        self.tail_bytes += len(frame.body)
+        return follower.engine
 
     # Journal
 

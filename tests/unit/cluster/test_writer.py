@@ -237,9 +237,27 @@ def test_a_leader_that_yielded_follows_with_its_engine() -> None:
     writer = leader()
     writer.append(1, 1)
     with pytest.raises(RuntimeError, match="one pack at a time"):
-        writer.follow()
+        writer.yield_shard()
     writer.appended(2)
-    assert writer.follow() == ReadPack(3)
+    with pytest.raises(RuntimeError, match="yields before it follows"):
+        writer.follow()
+    end = writer.yield_shard()
+    assert isinstance(end, AppendPack)
+    assert end.header.is_end
+    assert (end.header.first_frame, end.header.last_frame) == (2, 1)
+    assert writer.appended(3) == Settle(3)
+    assert writer.role is Role.STANDBY
+    with pytest.raises(RuntimeError, match="one pack at a time"):
+        writer.append(2, 2)
+    assert writer.follow() == ReadPack(4)
+
+
+def test_what_a_leader_writes_behind_its_end_is_void() -> None:
+    reader = PackReader(3, 7, 5)
+    verdict, after = reader.take(PackHeader(3, "a", 7, 6, 5, is_end=True))
+    assert verdict.what == "counts"
+    assert after.take(PackHeader(3, "a", 7, 6, 6))[0].what == "void"
+    assert after.take(PackHeader(4, "b", 8, 6, 5, is_start=True))[0].what == "counts"
 
 
 def test_a_result_that_nobody_asked_for_changes_nothing() -> None:

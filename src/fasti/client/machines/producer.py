@@ -20,9 +20,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import pyarrow as pa
 
-from fasti.client.pauses import PASSING
+from fasti.client.pauses import PASSING, pause_s
 from fasti.errors import FastiError, OutcomeUnknown, TimedOut, UnknownProducer
-from fasti.model import back_off
 from fasti.protocol.schemas import PRODUCE_TYPES
 
 
@@ -118,7 +117,6 @@ P = TypeVar("P", bound=Parcel)
 UNDER_WAY_MAX = 8
 # Behind a batch under way, single sends are gathered up to this before they go.
 GATHER_ROWS, GATHER_BYTES = 5_000, 1 << 20
-_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
 _IDLE_S = 10.0
 
 
@@ -438,10 +436,10 @@ class ProducerMachine(Generic[P]):
 
     def _pause(self, error: FastiError, now: float) -> None:
         self._tries += 1
-        pause_s = back_off(_PAUSE_FIRST_S, self._tries, _PAUSE_MAX_S)
+        wait_s = pause_s(error, self._tries)
         if error.retry_after_us is not None:
-            pause_s = max(error.retry_after_us / 1_000_000, min(pause_s, 0.1))
-        self._retry_at = now + pause_s * (0.5 + self._draw() / 2)
+            wait_s = max(error.retry_after_us / 1_000_000, min(wait_s, 0.1))
+        self._retry_at = now + wait_s * (0.5 + self._draw() / 2)
         self.trouble = error
 
     def _give_up(self, error: FastiError) -> list[tuple[P, FastiError]]:

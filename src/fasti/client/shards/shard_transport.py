@@ -161,6 +161,22 @@ class ShardTransport(OnlyShard):
             details={"shard": self.number},
         )
 
+    def _moved(self, error: FastiError) -> Unavailable:
+        """It is known where the shard is: see `pauses.py`."""
+        return Unavailable(
+            f"shard {self.number} has moved: {error.message}",
+            retry_after_us=0,
+            details={"shard": self.number},
+        )
+
+    def _gone(self, error: FastiError) -> Unavailable:
+        """Its process doesn't answer."""
+        return Unavailable(
+            error.message,
+            retry_after_us=error.retry_after_us,
+            details={**error.details, "shard": self.number},
+        )
+
     # Streams
 
     def produce(
@@ -201,11 +217,12 @@ class ShardTransport(OnlyShard):
         try:
             return attempt(self._process())
         except Moved as error:
-            self._processes.follow(self.number, asked, error, until)
-            raise self._lost(error) from error
-        except Unavailable:
+            found = self._processes.follow(self.number, asked, error, until)
+            raise (self._moved(error) if found else self._lost(error)) from error
+        except Unavailable as error:
             self._processes.ask(self.number, until)
-            raise
+            found = self._processes.map.place(self.number) != asked
+            raise (self._moved(error) if found else self._gone(error)) from error
 
     def _heed(self, error: FastiError) -> None:
         """A word on a stream, in the thread that reads it: nothing is asked here."""
@@ -221,10 +238,11 @@ class ShardTransport(OnlyShard):
                 if self._is_lost:
                     error = self._lost(error)
                 else:
-                    error = Unavailable(f"shard {self.number} has moved: {error.message}")
+                    error = self._moved(error)
             elif isinstance(error, Unavailable):
                 # Its process may be gone, and another one lead it.
                 self._is_lost = True
+                error = self._gone(error)
             ended(error)
 
         return end

@@ -236,12 +236,16 @@ class LogKind(Kind):
     # Checkpoints
 
     def _installed(self, work: Work, command: LogsInstalled) -> Done:
+        self.install(command)
+        return Done()
+
+    def install(self, command: LogsInstalled) -> None:
+        """Rows lie in blocks now: one's own checkpoint's, or a leader's that this engine follows."""
         topic = self.state.topics.get(command.topic)
         if topic is not None:
             partition = log_of(topic).partitions[command.partition]
             partition.install(command.from_offset, command.upto_offset, command.blocks)
             self._changed(topic, partition)
-        return Done()
 
     def capture(self, topic: Topic, columns: Columns) -> dict[str, Any]:
         """Where each partition begins and ends, its segments, and its groups."""

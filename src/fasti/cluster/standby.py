@@ -1,0 +1,248 @@
+"""A shard that another broker leads, followed: an engine that is as far as the journal, ready to lead.
+
+It begins with the manifest that the pointer names, applies packs as it hears that there are more (the leader's
+beats say how far its stream is, and which manifest is in force), and goes over to each new manifest before what
+that one put out of force is deleted. It asks the servers for nothing while nothing is new: no consumers, no
+polling. `hand_over` gives everything to the storage of a broker that takes the shard over.
+
+What it meets that can't be right (a hole, damage, a frame that contradicts) it does not skip: it begins anew,
+after a pause that grows. The same if what it would read next was trimmed while it slept.
+
+`step` does a bounded piece, of about `PIECE_S`. One thread at a time, of the caller's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from fasti.cluster.leadership import Leadership
+from fasti.cluster.piece_reader import PieceReader
+from fasti.cluster.pieces import Pieces
+from fasti.cluster.pointer import PointerRecord
+from fasti.cluster.stream_storage import ShardStreams, StreamStorage
+from fasti.core.engine import Engine
+from fasti.errors import Corruption, FastiError, Gone, NotFound
+from fasti.model import back_off
+from fasti.storage.follower import Follower, exhaust
+from fasti.storage.manifest import Manifest
+
+_log = logging.getLogger("fasti.cluster.standby")
+
+# About how long a step takes, unless NATS is slow.
+PIECE_S = 0.02
+# Packs that are read before their frames are applied.
+_PACKS = 64
+# Of packs in memory.
+_CACHE_BYTES = 8 << 20
+# After trouble: so long at first, and at most.
+_PAUSE_S, _PAUSE_MAX_S = 0.5, 30.0
+
+
+class Standby:
+    """Of one shard. `hear` may be called by any thread, and the properties by any."""
+
+    def __init__(
+        self, shard: int, storage: StreamStorage, make_engine: Callable[[], Engine]
+    ) -> None:
+        self.shard, self._storage, self._make_engine = shard, storage, make_engine
+        # How far the leader is, by what was heard; of the stream, and its manifest's version.
+        self._heard = self._heard_version = 0
+        # Whether to look for the stream's end, whatever was heard.
+        self._to_the_end = False
+        # How often it has begun, and gone over to another manifest.
+        self.loads = self.installs = 0
+        self._failures = 0
+        self._wait_until = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._streams: ShardStreams | None = None
+        self._follower: Follower | None = None
+        self._pieces: Pieces | None = None
+        # What is done in pieces: the load, then one manifest after the other.
+        self._work: Iterator[None] | None = None
+        self._sequence = 0
+
+    # What others see
+
+    @property
+    def epoch(self) -> int:
+        """The highest that was read; 0: nothing was."""
+        return self._streams.leadership.epoch if self._streams is not None else 0
+
+    @property
+    def sequence(self) -> int:
+        """Up to which place of the stream the engine has all; 0 until it is loaded."""
+        return self._sequence
+
+    @property
+    def yielded(self) -> tuple[int, str] | None:
+        """What the last leader said when it gave the shard up: its epoch, and to whom."""
+        return self._streams.leadership.yielded if self._streams is not None else None
+
+    @property
+    def engine(self) -> Engine | None:
+        """None until it is loaded. For the thread that steps."""
+        return self._follower.engine if self._follower is not None and self._sequence else None
+
+    @property
+    def used_bytes(self) -> int:
+        """Of memory, as the budget counts it."""
+        return 0 if self._follower is None else self._follower.engine.memory.used_bytes
+
+    def hear(self, sequence: int, version: int) -> bool:
+        """The leader's stream is so far, and its manifest. True if that is more than is known here."""
+        self._heard = max(self._heard, sequence)
+        self._heard_version = max(self._heard_version, version)
+        follower = self._follower
+        return self._heard > self._sequence or (
+            follower is not None and self._heard_version > follower.version
+        )
+
+    def hurry(self) -> None:
+        """The leader may be gone: read to the end, without waiting to be told."""
+        self._to_the_end, self._wait_until = True, 0.0
+
+    # Steps
+
+    def step(self) -> float | None:
+        """Does a piece; returns in how many seconds there is more to do, None: when more is heard of."""
+        wait_s = self._wait_until - time.monotonic()
+        if wait_s > 0:
+            return wait_s
+        try:
+            more = self._step()
+        except (Gone, NotFound) as error:
+            return self._begin_anew(error)
+        except Corruption as error:
+            return self._begin_anew(error)
+        except FastiError as error:
+            # NATS doesn't answer: what there is stays.
+            _log.debug("shard %d: %s", self.shard, error)
+            self._wait_until = time.monotonic() + _PAUSE_S
+            return _PAUSE_S
+        return 0.0 if more else None
+
+    def _begin_anew(self, error: FastiError) -> float:
+        _log.warning("the standby of shard %d begins anew: %s", self.shard, error)
+        self._begin()
+        pause_s = back_off(_PAUSE_S, self._failures, _PAUSE_MAX_S)
+        self._failures += 1
+        self._wait_until = time.monotonic() + pause_s
+        return pause_s
+
+    def _step(self) -> bool:
+        if self._streams is None:
+            return self._open()
+        if self._work is not None:
+            return self._go_on(self._work)
+        assert self._follower is not None
+        reached = self._read(self._streams.leadership)
+        if not self._apply(self._streams, self._follower):
+            return True
+        if reached:
+            self._sequence = self._streams.leadership.sequence
+            self._failures = 0
+        if self._heard_version > self._follower.version and self._go_over(self._streams):
+            return True
+        return not reached
+
+    def _open(self) -> bool:
+        streams = self._storage.connect(_CACHE_BYTES)
+        # Nothing but the pointer is read.
+        streams.leadership.follow(0, 1)
+        record = streams.pointer.record
+        stored = streams.blocks.manifest_of(record)
+        if stored is None:
+            # Its first leader is only about to begin.
+            self._wait_until = time.monotonic() + _PAUSE_S
+            return True
+        self._streams, self._pieces = streams, streams.leadership.pieces
+        self._follower = Follower(self._make_engine(), streams.blocks)
+        self._heard = max(self._heard, record.place.sequence)
+        self._work = self._follower.load(Manifest.decode(stored[1]), stored[0])
+        self.loads += 1
+        return True
+
+    def _go_on(self, work: Iterator[None]) -> bool:
+        until = time.monotonic() + PIECE_S
+        for _ in work:
+            if time.monotonic() >= until:
+                return True
+        self._work = None
+        return True
+
+    def _read(self, leadership: Leadership) -> bool:
+        """More packs; True if all that is known of are here."""
+        upto, self._to_the_end = None if self._to_the_end else self._heard, False
+        try:
+            reached = leadership.follow(upto, _PACKS)
+        except BaseException:
+            self._to_the_end = upto is None
+            raise
+        if leadership.pieces is not self._pieces:
+            raise Gone(f"the packs behind {self._sequence} were trimmed")
+        self._to_the_end = upto is None and not reached
+        return reached
+
+    def _apply(self, streams: ShardStreams, follower: Follower) -> bool:
+        """The frames of what was read; True if that is all of them."""
+        pieces, until = streams.leadership.pieces, time.monotonic() + PIECE_S
+        after = follower.position
+        coming = pieces.items[pieces.find(after + 1) :]
+        reads = PieceReader(streams.stream, 1.0)
+        for frame in reads.replay(coming, after, pieces.finished):
+            follower.apply(frame)
+            if time.monotonic() >= until:
+                return follower.position >= pieces.finished
+        return True
+
+    def _go_over(self, streams: ShardStreams) -> bool:
+        """To the manifest in force, once all up to its place is here; False if it isn't."""
+        follower = self._follower
+        assert follower is not None
+        record = streams.pointer.read()
+        if record.version <= follower.version:
+            return False
+        self._heard = max(self._heard, record.place.sequence)
+        if follower.position < record.position:
+            return self._sequence < record.place.sequence
+        stored = streams.blocks.manifest_of(record)
+        assert stored is not None
+        self._work = self._install(streams, follower, record, Manifest.decode(stored[1]))
+        return True
+
+    def _install(
+        self, streams: ShardStreams, follower: Follower, record: PointerRecord, manifest: Manifest
+    ) -> Iterator[None]:
+        yield from follower.install(manifest, record.version)
+        streams.leadership.pieces.forget(record.place)
+        self.installs += 1
+
+    # The end
+
+    def hand_over(self) -> StreamStorage:
+        """The storage to open, which goes on from here; nothing else may be done with this standby then,
+        but `take_back`.
+        """
+        if self._streams is not None and self._follower is not None:
+            if self._work is not None and self._follower.manifest is not None:
+                try:
+                    exhaust(self._work)
+                except FastiError as error:
+                    self._begin_anew(error)
+            elif self._work is not None:
+                # It was only half loaded.
+                self._begin()
+        if self._streams is not None:
+            self._work = None
+            self._storage.followed = self._streams, self._follower
+        return self._storage
+
+    def take_back(self) -> None:
+        """It was not opened: follows again, with what there was if that is good still."""
+        self._storage.followed = None
+        if self._follower is not None and self._follower.settled:
+            self._begin()
