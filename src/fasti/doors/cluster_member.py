@@ -38,6 +38,7 @@ from fasti.cluster.members import (
     StandForShard,
     StopAdmitting,
     YieldShard,
+    find_heir,
 )
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.standby import Standby
@@ -140,7 +141,7 @@ class ClusterMember:
         self._standbys.stop()
         for shard in self._host.all_shards():
             number, now_ms = shard.place.number, self._now_ms()
-            to = self._members.heir(number, now_ms) or ""
+            to = find_heir(self._members, number, now_ms) or ""
             epoch = self._drop(shard, to)
             self._yields[number] = (epoch, to)
             self._members.play(number, Role.IDLE, epoch, 0, now_ms)
@@ -353,7 +354,8 @@ class ClusterMember:
         epoch, storage = shard.store.journal.epoch, shard.store.storage
         if to and isinstance(storage, OpenStream):
             storage.heir = to
-        self._host.drop(shard.place.number, self._members.address(to), epoch)
+        other = self._members.others.get(to)
+        self._host.drop(shard.place.number, other.record.address if other else None, epoch)
         return epoch
 
     def _step_down(self, shard: int) -> None:

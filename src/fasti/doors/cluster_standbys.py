@@ -50,7 +50,7 @@ class Standbys:
         self._poller = Poller(host.threads, "fasti-standby", self._poll, parks=False)
 
     def start(self) -> None:
-        self._host.lend_less(lambda: self.used_bytes)
+        self._host.standby_bytes = lambda: self.used_bytes
         self._poller.start()
 
     def stop(self) -> None:
