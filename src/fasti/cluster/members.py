@@ -9,8 +9,8 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
   stand, rank r after r × 300 ms; after `LeaderYielded` its heir at once and the others one turn later. While
   one of them says that it stands, the others wait: to load a large shard takes time.
 - The first in rank and the standbys follow the shard, and ping its leader.
-- A leader hands over to another that has ranked first for 10 s: it admits nothing, lets the other catch
-  up, and yields. If that takes too long, or the other goes, it admits again.
+- A leader hands over to another that has ranked first for 10 s, one shard at a time: it admits nothing, lets
+  the other catch up, and yields. If that takes too long, or the other goes, it admits again.
 - A leader whose clock is ahead of the members' median by more than `max_skew` hands over at once, to the
   best in rank whose clock is right; a candidate so far ahead does not stand. The median is over all that
   live, oneself among them: one that is alone is never ahead.
@@ -335,6 +335,9 @@ class Members:
         target = self._successor(shard, ranking, skewed, now_ms)
         own = self._own.get(shard)
         if target is None or own is None or own.role is not Role.LEADER:
+            return []
+        if self._handovers:
+            # One after the other: callers wait meanwhile.
             return []
         if not self._is_near(shard, target):
             return []
