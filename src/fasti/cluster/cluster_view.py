@@ -31,6 +31,8 @@ class ShardView(NamedTuple):
     epoch: int
     address: str | None
     standbys: tuple[str, ...]
+    # By how many packs each standby is behind; None: it loads the shard, or has no room for it.
+    lags: dict[str, int | None]
 
 
 class ClusterView(NamedTuple):
@@ -82,4 +84,20 @@ def _shard(members: Members, shard: int, addresses: dict[str, str], now_ms: int)
     address = None if leader is None else addresses.get(leader)
     alive = sorted(members.alive(now_ms))
     standbys = tuple(name for name in alive if members.role(name, shard) is Role.STANDBY)
-    return ShardView(shard, leader, members.epoch(shard), address, standbys)
+    lags = {name: _lag(members, shard, leader, name) for name in standbys}
+    return ShardView(shard, leader, members.epoch(shard), address, standbys, lags)
+
+
+def _lag(members: Members, shard: int, leader: str | None, name: str) -> int | None:
+    led = None if leader is None else _sequence(members, shard, leader)
+    follows = _sequence(members, shard, name)
+    if led is None or not follows:
+        return None
+    return max(0, led - follows)
+
+
+def _sequence(members: Members, shard: int, name: str) -> int | None:
+    """How far a member has come in a shard, by its last beat."""
+    own = name == members.record.name
+    parts = members.beat(0).shards if own else members.others[name].shards.values()
+    return next((item.sequence for item in parts if item.shard == shard), None)

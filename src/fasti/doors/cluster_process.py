@@ -93,7 +93,9 @@ class ClusterProcess:
             self._cluster,
             record,
             partial(self._storage, name, address),
-            MemberSettings(max_skew_ms=self._settings.max_skew // 1000),
+            MemberSettings(
+                standbys=self._settings.standbys, max_skew_ms=self._settings.max_skew // 1000
+            ),
         )
         host.peers = peers = ClusterPeers(self._connection, subjects, member.leader_of)
         host.cluster_drain = Drains(member, peers, weight).carry_out

@@ -58,6 +58,7 @@ class ServeSettings:
     max_skew: int
     nats_credentials: Path | None
     nats_ca: Path | None
+    standbys: int
     broker_name: str | None
     weight: float
     listen: Address
