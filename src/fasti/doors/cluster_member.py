@@ -265,13 +265,13 @@ class ClusterMember:
         """Nobody listens in NATS for a member. If its door refuses as well there is no process: the next ping
         need not be waited for.
         """
-        address = self._members.address(name)
-        if address is None or name in self._knocks:
+        other = self._members.others.get(name)
+        if other is None or name in self._knocks:
             return
         self._knocks.add(name)
 
         def run() -> None:
-            if _is_refused(address):
+            if _is_refused(other.record.address):
                 self._heard.append((self._members.refuse, (name,)))
                 self._poller.wake()
             self._knocks.discard(name)
