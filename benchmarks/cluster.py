@@ -27,7 +27,7 @@ from benchmarks.cluster_rig import (
 )
 from benchmarks.limits import machine
 from benchmarks.payloads import KINDS
-from benchmarks.wire import ClientProcess, cpu_seconds, percentiles_ms, run_job
+from benchmarks.wire import ClientProcess, cpu_seconds, percentiles_ms, run_job_within
 from fasti.errors import FastiError
 
 Figures = dict[str, Any]
@@ -122,16 +122,14 @@ def _produce(
             show(f"round {number + 1}: a bare publisher")
             servers = ",".join(bench.plan.nats_urls)
             job = {"streams": SHARDS, "seconds": seconds, "run": run}
-            taken["bare"].append(run_job("cluster_jobs:bare", servers, within_s=_JOB_S, **job))
+            taken["bare"].append(run_job_within(_JOB_S, "cluster_jobs:bare", servers, **job))
             show(f"round {number + 1}: {kind}, cluster")
             taken["cluster"].append(_produce_to_cluster(bench, run, kind, seconds))
             show(f"round {number + 1}: {kind}, embedded")
             with TemporaryDirectory(dir=scratch) as place:
                 job = {"topic": run, "kind": kind, "seconds": seconds}
                 taken["embedded"].append(
-                    run_job(
-                        "cluster_jobs:produce", f"embedded:{place}/data", within_s=_JOB_S, **job
-                    )
+                    run_job_within(_JOB_S, "cluster_jobs:produce", f"embedded:{place}/data", **job)
                 )
         medians = {name: _median_of(figures, "mb_per_s") for name, figures in taken.items()}
         found[kind] = {
@@ -155,10 +153,10 @@ def _produce_to_cluster(bench: BenchCluster, topic: str, kind: str, seconds: flo
         )  # type: ignore[return-value]
 
     brokers, nodes = used()
-    figures = run_job(
+    figures = run_job_within(
+        _JOB_S,
         "cluster_jobs:produce",
         bench.address,
-        within_s=_JOB_S,
         topic=topic,
         kind=kind,
         seconds=seconds,
@@ -182,12 +180,12 @@ def _latency(bench: BenchCluster, scratch: Path, seconds: float, show: Show) -> 
     found: Figures = {}
     rows = round(200 * seconds)
     show("sent and acknowledged, one at a time")
-    run_job("cluster_jobs:send_one", address, within_s=_JOB_S, topic="acked", rows=rows, into=into)
+    run_job_within(_JOB_S, "cluster_jobs:send_one", address, topic="acked", rows=rows, into=into)
     found["sent_and_acknowledged"] = _percentiles(into)
     show("sent and due now, one at a time")
     _make_topic(address, "due-now")
     job = {"topic": "due-now", "rows": rows, "into": into, "kind": "json"}
-    run_job("one_at_a_time", address, within_s=_JOB_S, **job)
+    run_job_within(_JOB_S, "one_at_a_time", address, **job)
     found["sent_and_due_now"] = _percentiles(into)
     show(f"{_RATE:,} a second")
     _make_topic(address, "steady")

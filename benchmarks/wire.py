@@ -87,8 +87,13 @@ class ClientProcess:
         return line
 
 
-def run_job(job: str, address: str, *, within_s: float | None = None, **arguments: Any) -> Figures:
+def run_job(job: str, address: str, **arguments: Any) -> Figures:
     """One client process from its beginning to its end."""
+    return run_job_within(None, job, address, **arguments)
+
+
+def run_job_within(within_s: float | None, job: str, address: str, **arguments: Any) -> Figures:
+    """The same, which may take so long."""
     process = ClientProcess(job, address, **arguments)
     try:
         process.go()
