@@ -211,7 +211,7 @@ class Shard:
         other thread is at it. It must hold no lock then that a turn takes.
         """
         for command in inputs:
-            self._route(command)
+            _prepare_keys(self.engine, command)
             if engine is None and self.faults.suspects:
                 self.faults.check(command.bare)
         return self.sequencer.enter(Request.of(inputs, self.runtime.future(), engine), lead)
@@ -226,14 +226,6 @@ class Shard:
         return self.sequencer.enter(
             Request.of([query], self.runtime.future(), engine, at_once=True)
         )
-
-    def _route(self, command: Command) -> None:
-        """Works keys' partitions out here, by the caller's thread: the sequencer finds them."""
-        for produce in command.produces():
-            if produce.keys is not None:
-                topic = self.engine.state.by_name.get(produce.topic)
-                if topic is not None and topic.settings.partitions > 1:
-                    topic.kind.prepare_keys(topic, produce.keys)
 
     def call(self, command: Any, timeout: float | None = None, lead: bool = False) -> Any:
         """One command's reply, durable."""
@@ -403,3 +395,12 @@ class Shard:
                 self.on_schedules(effect.topic)
             elif isinstance(effect, SinkChanged) and self.on_sinks is not None:
                 self.on_sinks()
+
+
+def _prepare_keys(engine: Engine, command: Command) -> None:
+    """Works keys' partitions out in the caller's thread: the sequencer finds them."""
+    for produce in command.produces():
+        if produce.keys is not None:
+            topic = engine.state.by_name.get(produce.topic)
+            if topic is not None and topic.settings.partitions > 1:
+                topic.kind.prepare_keys(topic, produce.keys)

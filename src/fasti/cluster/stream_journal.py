@@ -130,12 +130,10 @@ class StreamJournal:
         self._used_bytes = state.size_bytes
         # The places before the manifest's, unless they were looked at.
         self._older = range(state.first_sequence, self._pieces.base.sequence + 1)
-        self._first = self._first_frame()
-
-    def _first_frame(self) -> int:
         if self._older:
-            return self._reads.pack(self._older[0]).header.first_frame
-        return self._pieces.items[0].first
+            self._first = self._reads.pack(self._older[0]).header.first_frame
+        else:
+            self._first = self._pieces.items[0].first
 
     # Properties
 
@@ -285,8 +283,7 @@ class StreamJournal:
         self._check_usable()
         return False
 
-    def sync_end(self) -> bool:
-        return self.mark()
+    sync_end = mark
 
     # Reading
 

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fasti.broker.clock import ClockState
 from fasti.broker.host import Host
 from fasti.broker.logs import fields
 from fasti.broker.shard import Shard
@@ -50,6 +49,7 @@ from fasti.cluster.writer_actions import Role
 from fasti.core.engine import Engine
 from fasti.core.layout import ShardPlace
 from fasti.doors.cluster_standbys import Standbys
+from fasti.doors.cluster_clock import ClockWatch
 from fasti.errors import FastiError
 from fasti.settings.values import read_address
 
@@ -61,8 +61,6 @@ _PING_S = 1.0
 _KNOCK_S = 0.5
 # After a take-over that failed.
 _PAUSE_MS = 500
-# A clock that is off by so much more than at the last look was set.
-_STEP_US = 50_000
 # For so long after a word of a handover everything is told at once.
 _HASTE_MS = 1_000
 # So often it is looked at how far a shard is whose callers wait.
@@ -106,7 +104,7 @@ class ClusterMember:
         # Both are replaced as a whole.
         self._leaders: dict[int, str] = {}
         self._view: ClusterView | None = None
-        self._ahead_us = self._clock_ahead_us()
+        self._watch = ClockWatch(host, self._members.clocks)
         # Members at whose doors somebody knocks.
         self._knocks: set[str] = set()
         self._stopping = threading.Event()
@@ -208,7 +206,7 @@ class ClusterMember:
         now_ms = self._now_ms()
         self._members.learn(self._members.record._replace(weight=self.weight), now_ms)
         self._play(now_ms)
-        self._watch_clock(now_ms)
+        self._watch.look(self._members.alive(now_ms))
         plan = self._members.decide(now_ms)
         self._note_leaders(now_ms)
         for duty in plan.duties:
@@ -243,7 +241,7 @@ class ClusterMember:
             return
         self._members.learn(record, now_ms)
         # Of when it came, by the clock as it is now.
-        self._members.hear(beat, now_ms, int(came_s * 1e6) + self._clock_ahead_us())
+        self._members.hear(beat, now_ms, self._watch.time_us(came_s))
         for shard, (epoch, to) in yields.items():
             if 0 <= shard < self._host.shards:
                 self._members.yielded(shard, epoch, to)
@@ -350,7 +348,7 @@ class ClusterMember:
         return {each.place.number: each for each in self._host.all_shards()}.get(shard)
 
     def _send_beat(self, urgent: bool = False) -> None:
-        beat = self._members.beat(int(self._monotonic() * 1e6) + self._clock_ahead_us())
+        beat = self._members.beat(self._watch.time_us(self._monotonic()))
         told = encode_beat(self._members.record, beat, self._yields, urgent)
         self._connection.send(self._subjects.beats, told)
 
@@ -413,22 +411,6 @@ class ClusterMember:
         other = self._members.others.get(to)
         self._host.drop(shard.place.number, other.record.address if other else None, epoch)
         return epoch
-
-    def _clock_ahead_us(self) -> int:
-        """How far the time that the broker goes by is ahead of time that can't be set; or the time that it will
-        go by, if a leap of its machine's clock is believed.
-        """
-        now_us = max(self._host.clock.now_us(), self._clock.wall_ns() // 1000)
-        return now_us - int(self._monotonic() * 1e6)
-
-    def _watch_clock(self, now_ms: int) -> None:
-        ahead_us = self._clock_ahead_us()
-        if abs(ahead_us - self._ahead_us) > _STEP_US:
-            self._members.clock_was_set()
-        self._ahead_us = ahead_us
-        if self._host.clock.state is ClockState.DOUBTING and self._members.is_right(now_ms):
-            # The others' clocks say the same: it was set right.
-            self._host.clock.accept()
 
     def _step_down(self, shard: int) -> None:
         """Another leads it, under a higher epoch; where, the map has from its beats."""

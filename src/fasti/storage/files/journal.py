@@ -134,7 +134,8 @@ class FileJournal:
     def _open(self, incarnation: int | None, cut_after: int | None) -> None:
         chain = read_chain(self._files, self._directory, cut_after)
         try:
-            self._identify(chain, incarnation)
+            known = _known_incarnation(chain, incarnation)
+            self._incarnation = self._draw() if known is None else known
             self._epoch = chain.epoch + 1
             self._table = SegmentTable(self._files, chain.segments, chain.last_sequence)
             self._synced = chain.last_sequence
@@ -150,16 +151,6 @@ class FileJournal:
             self._end.close()
             close_chain(chain)
             raise
-
-    def _identify(self, chain: Chain, incarnation: int | None) -> None:
-        stored = chain.incarnation
-        if incarnation is not None and stored is not None and incarnation != stored:
-            name = chain.segments[0].name
-            raise Corruption(
-                f"{name} belongs to incarnation {stored}, not {incarnation}", file=name, offset=0
-            )
-        known = stored if stored is not None else incarnation
-        self._incarnation = known if known is not None else self._draw()
 
     def _drop_void(self, chain: Chain) -> None:
         """Remove segments without a single finished group, the last one first.
@@ -431,3 +422,14 @@ def _rest(segment: Segment) -> int:
 def _file_bytes(frames_bytes: int) -> int:
     """The least size of a segment file for so many bytes of frames."""
     return SEGMENT_HEADER_BYTES + frames_bytes + HEADER_BYTES
+
+
+def _known_incarnation(chain: Chain, incarnation: int | None) -> int | None:
+    """The segments', else the one that was given. Raises `Corruption` if they contradict each other."""
+    stored = chain.incarnation
+    if incarnation is not None and stored is not None and incarnation != stored:
+        name = chain.segments[0].name
+        raise Corruption(
+            f"{name} belongs to incarnation {stored}, not {incarnation}", file=name, offset=0
+        )
+    return incarnation if stored is None else stored
