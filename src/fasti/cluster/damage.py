@@ -111,9 +111,7 @@ def union_of(rolls: Iterable[Sequence[Run]]) -> list[Run]:
     return joined
 
 
-def damage_in_rolls(
-    stream: str, rolls: Mapping[str, Sequence[Run]], is_whole: bool
-) -> dict[str, list[Run]]:
+def damage_in_rolls(rolls: Mapping[str, Sequence[Run]], is_whole: bool) -> dict[str, list[Run]]:
     """By server, what its copy lacks. What no copy has counts only where a stream has no gaps."""
     there = union_of(rolls.values())
     if is_whole and there:
@@ -139,6 +137,8 @@ class DamageBook:
         self._lock = threading.Lock()
         self._by_state: dict[tuple[str, str], Damage] = {}
         self._by_roll: dict[tuple[str, str], Damage] = {}
+        # What other brokers have found in streams of their own shards, with the moment until which it counts.
+        self._of_others: dict[str, tuple[float, list[Damage]]] = {}
         self._doubts: dict[str, None] = {}
 
     def note_states(self, found: Iterable[Damage]) -> None:
@@ -174,6 +174,24 @@ class DamageBook:
         """The streams of which every copy is to be read."""
         with self._lock:
             return list(self._doubts)
+
+    def hear(self, broker: str, found: list[Damage], until: float) -> None:
+        """What another broker has found, by its own reading."""
+        with self._lock:
+            self._of_others[broker] = (until, found)
+
+    @property
+    def own_findings(self) -> list[Damage]:
+        """What was found by reading, for the other brokers."""
+        with self._lock:
+            return sorted(self._by_roll.values())
+
+    def all_known(self, now: float) -> list[Damage]:
+        """Also what others tell; one for each server and stream, in order."""
+        with self._lock:
+            told = [d for until, found in self._of_others.values() if until >= now for d in found]
+            known = {(damage.server, damage.stream): damage for damage in told}
+            return sorted({**known, **self._by_state, **self._by_roll}.values())
 
     @property
     def damages(self) -> list[Damage]:

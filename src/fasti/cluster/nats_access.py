@@ -70,7 +70,8 @@ def split_urls(urls: Sequence[str]) -> tuple[list[str], Secret]:
             secrets.add(Secret())
     if len(secrets) > 1:
         raise InvalidArgument(
-            "the addresses of NATS have different users: give all of them the same one", field="nats"
+            "the addresses of NATS have different users: give all of them the same one",
+            field="nats",
         )
     return plain, secrets.pop()
 

@@ -2,22 +2,30 @@
 
 What a replica nearby gives is used if it is whole. A pack that it doesn't have, or has damaged, is read
 from the stream's leader, and only what the leader says counts: not there yet (`MISSING`), no longer
-there (`TRIMMED`), or `Corruption`, where a place between the stream's ends is empty. Nothing is skipped.
+there (`TRIMMED`), or damage, where a place between the stream's ends is empty, or has no whole pack. Then it
+is looked for elsewhere (`rescue.py`); if nobody has it, it is `Corruption`. Nothing is skipped.
 
-Packs that were read or written lately stay in memory, up to a bound. Any thread.
+Packs that were read or written lately stay in memory, up to a bound, and more of them on the local disk, where
+there is one (`pack_cache.py`). Any thread.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 from fasti.cluster.names import ShardNames
 from fasti.cluster.nats import NatsConnection, StoredMessage, StreamState
 from fasti.cluster.pack import Pack, decode_pack
+from fasti.cluster.pack_cache import PackCache
+from fasti.cluster.rescue import Rescue
 from fasti.cluster.writer_actions import MISSING, TRIMMED, Absence
-from fasti.errors import Corruption, Unavailable
+from fasti.errors import Corruption, NewerFormat, Unavailable
+
+_log = logging.getLogger("fasti.cluster.journal")
 
 _BATCH_BYTES = 8 << 20
 _CACHE_BYTES = 32 << 20
@@ -29,11 +37,19 @@ class PackStream:
     """The stream of one shard's journal."""
 
     def __init__(
-        self, connection: NatsConnection, names: ShardNames, cache_bytes: int = _CACHE_BYTES
+        self,
+        connection: NatsConnection,
+        names: ShardNames,
+        cache_bytes: int = _CACHE_BYTES,
+        *,
+        kept: PackCache | None = None,
+        rescue: Rescue | None = None,
     ) -> None:
+        """`kept` is the local disk; without `rescue` nothing is looked for elsewhere."""
         self.names = names
         self.name = names.journal_stream
         self._connection = connection
+        self._kept, self._rescue = kept, rescue
         self._cache: OrderedDict[int, Pack] = OrderedDict()
         self._cached_bytes = 0
         self._cache_bytes_max = cache_bytes
@@ -72,13 +88,18 @@ class PackStream:
 
     def publish(self, message: bytes, expected_last: int, timeout_s: float) -> int:
         """The place; `Refused`, `TimedOut` or `Unavailable`."""
-        return self._connection.publish(
+        place = self._connection.publish(
             self.names.journal_subject, message, last_sequence=expected_last, timeout_s=timeout_s
         )
+        if self._kept is not None:
+            self._kept.put(place, message)
+        return place
 
     def trim(self, place: int) -> None:
         """Removes all packs up to this place."""
         self._connection.purge(self.name, below=place + 1)
+        if self._kept is not None:
+            self._kept.let_go(place)
         with self._lock:
             for old in [cached for cached in self._cache if cached <= place]:
                 self._cached_bytes -= _size(self._cache.pop(old))
@@ -103,7 +124,30 @@ class PackStream:
         return self.read_from_leader(place, timeout_s) if pack is None else pack
 
     def read_from_leader(self, place: int, timeout_s: float) -> Pack | Absence:
-        """What the stream's leader has at a place."""
+        """What the stream's leader has at a place, or whoever has it if that is damaged."""
+        try:
+            return self._ask_leader(place, timeout_s)
+        except Corruption as error:
+            return self.find_elsewhere(place, error)
+
+    def find_elsewhere(self, place: int, error: Corruption, before: int | None = None) -> Pack:
+        """A pack that the stream's leader has not, or not whole; ``before`` is the checksum that it must follow.
+
+        Raises `error` if nobody has it, `Unavailable` if somebody who may have it could not be asked.
+        """
+        if self._rescue is None:
+            raise error
+        _log.error("%s: it is looked for elsewhere", error)
+        for data in self._rescue.packs(place):
+            with suppress(Corruption, NewerFormat):
+                pack = self._decode(StoredMessage(place, self.names.journal_subject, data))
+                if before is None or pack.before == before:
+                    self.remember(pack)
+                    _log.warning("the pack at %d of %s was found elsewhere", place, self.name)
+                    return pack
+        raise error
+
+    def _ask_leader(self, place: int, timeout_s: float) -> Pack | Absence:
         message = self._connection.get(self.name, place, timeout_s=timeout_s)
         if message is not None:
             pack = self._decode(message)
@@ -116,7 +160,7 @@ class PackStream:
             return TRIMMED
         # It may have been stored since.
         if self._connection.get(self.name, place, timeout_s=timeout_s) is not None:
-            return self.read_from_leader(place, timeout_s)
+            return self._ask_leader(place, timeout_s)
         raise Corruption(f"{self.name} has no pack at {place}", file=self.name, offset=place)
 
     def _decode(self, message: StoredMessage) -> Pack:
@@ -128,6 +172,8 @@ class PackStream:
                 file=self.name,
                 offset=message.sequence,
             )
+        if self._kept is not None:
+            self._kept.put(pack.place, message.data)
         return pack
 
     def remember(self, pack: Pack) -> None:

@@ -41,8 +41,9 @@ class RollCall:
             server = self._make(name)
             try:
                 if server not in self.rolls:
-                    self.rolls[server] = runs = []
+                    runs: list[Run] = []
                     yield from self._read(name, runs)
+                    self.rolls[server] = runs
             finally:
                 with suppress(FastiError):
                     self._request(f"CONSUMER.DELETE.{self.stream}.{name}", {})
@@ -71,7 +72,10 @@ class RollCall:
         request = json.dumps({"batch": _BATCH, "no_wait": True}).encode()
         while True:
             answers = self._connection.gather(
-                subject, request, _PULL_S, lambda answer, number: _is_end(answer) or number == _BATCH
+                subject,
+                request,
+                _PULL_S,
+                lambda answer, number: _is_end(answer) or number == _BATCH,
             )
             if not answers or not (_is_end(answers[-1]) or len(answers) == _BATCH):
                 raise Unavailable(f"a copy of {self.stream} could not be read to its end")

@@ -29,9 +29,11 @@ class ServerProblem(NamedTuple):
 
 
 def problems_of(reports: Iterable[ServerReport]) -> list[ServerProblem]:
-    """By server."""
+    """By server. One without JetStream keeps nothing, so it may be there; but not if all are so."""
     found: list[ServerProblem] = []
-    for report in reports:
+    told = list(reports)
+    keepers = [report for report in told if report.sync_always is not None]
+    for report in keepers or told:
         if report.sync_always is None:
             remedy = "write `jetstream { store_dir: ..., sync_interval: always }` into its settings"
             found.append(ServerProblem(report.name, "has no JetStream", remedy))

@@ -18,13 +18,15 @@ from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING
 
-from fasti.cluster.block_cache import BlockCache
+from fasti.cluster.damage import DamageBook
+from fasti.cluster.local_caches import LocalCaches
 from fasti.cluster.names import ShardNames, check_broker
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.pack_stream import PackStream
 from fasti.cluster.patience import DEFAULT_TIMEOUTS, Timeouts, insist
 from fasti.cluster.pointer import Place, Pointer
 from fasti.cluster.pointer_owner import GRACE_S
+from fasti.cluster.rescue import Rescue
 from fasti.cluster.stream_blocks import StreamBlocks
 from fasti.cluster.stream_journal import DEFAULT_PACK_BYTES, JournalLimits, StreamJournal
 from fasti.config import ShardSettings
@@ -35,7 +37,7 @@ from fasti.storage.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """How a cluster keeps its shards. The same for all brokers of a cluster, but for the last four."""
+    """How a cluster keeps its shards. The same for all brokers of a cluster, but for the last five."""
 
     cluster: str
     # In how many servers each stream is kept: 3, or 1 without replication.
@@ -48,9 +50,10 @@ class StreamSettings:
     # How long what was put out of force stays for those who still read it.
     grace_s: float = GRACE_S
     timeouts: Timeouts = DEFAULT_TIMEOUTS
-    # Where blocks are cached, and how many bytes of each shard's; None: nowhere.
+    # Where blocks and packs are cached, and how many bytes of each shard's; None: nowhere.
     cache_directory: Path | None = None
     cache_bytes: int = 1 << 30
+    packs_bytes: int = 256 << 20
 
 
 class StreamStorage:
@@ -63,11 +66,23 @@ class StreamStorage:
         shard: int,
         broker: str,
         address: str = "",
+        *,
+        caches: LocalCaches | None = None,
+        book: DamageBook | None = None,
     ) -> None:
+        """`caches` and `book` are the process's, where it has some; else it makes its own."""
         self._connection, self._settings = connection, settings
         self._names = ShardNames.of(settings.cluster, shard)
         self._broker, self._address = check_broker(broker), address
-        self._cache: BlockCache | None = None
+        if caches is None and settings.cache_directory is not None:
+            caches = LocalCaches(
+                settings.cache_directory,
+                settings.cluster,
+                settings.cache_bytes,
+                settings.packs_bytes,
+            )
+        self._caches = caches
+        self.rescue = Rescue(connection, self._names, book or DamageBook(), caches)
         self._lost: Fenced | None = None
         # Of the last opening; 0 before the first.
         self._epoch = 0
@@ -90,14 +105,13 @@ class StreamStorage:
             raise self._lost
         self.ensure_streams()
         own, names = self._settings, self._names
-        if self._cache is None and own.cache_directory is not None:
-            directory = own.cache_directory / f"{own.cluster}-{names.shard}"
-            self._cache = BlockCache(directory, own.cache_bytes)
+        cache = None if self._caches is None else self._caches.blocks(names.shard)
         pointer = Pointer(self._connection, names, own.timeouts, own.grace_s)
+        pointer.is_held = self.rescue.is_held
         if self._epoch:
             self._check_leads_still(pointer)
         journal = StreamJournal(
-            PackStream(self._connection, names),
+            self._packs(),
             pointer,
             self._broker,
             JournalLimits(own.journal_bytes, own.reserve_bytes, own.pack_bytes),
@@ -110,12 +124,16 @@ class StreamStorage:
             return position, journal.place_of(position)
 
         blocks = StreamBlocks(
-            self._connection, names, pointer, self._cache,
-            locate=locate, timeouts=own.timeouts, grace_s=own.grace_s,
+            self._connection, names, pointer, cache,
+            locate=locate, timeouts=own.timeouts, grace_s=own.grace_s, rescue=self.rescue,
         )  # fmt: skip
         manifest = _read_or_begin(journal, blocks)
         self._epoch = journal.epoch
         return OpenStream(journal, blocks, manifest, settings.segment_bytes, self._close)
+
+    def _packs(self) -> PackStream:
+        kept = None if self._caches is None else self._caches.packs(self._names.shard)
+        return PackStream(self._connection, self._names, kept=kept, rescue=self.rescue)
 
     def _check_leads_still(self, pointer: Pointer) -> None:
         """It is opened again after a failure, in which another broker may have taken the shard over: a living
@@ -197,11 +215,10 @@ class OpenStream:
         return True
 
     def scrub(self, manifest: Manifest, pace: Callable[[int], None]) -> Iterator[ScrubFinding]:
-        """Reads every block from the stream, not from the cache."""
+        """Reads every block from the stream, not from the cache, which keeps what may be lost there."""
         for name in sorted(manifest.names):
-            self.blocks.let_go(name)
             try:
-                pace(len(self.blocks.get(name)))
+                pace(self.blocks.read_stored(name))
             except Corruption as error:
                 yield ScrubFinding(error.file, error.offset, error.message)
 

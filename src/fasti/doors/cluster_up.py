@@ -26,6 +26,7 @@ from fasti.doors.nats_servers import (
     server_command,
     wait_for_servers,
     write_config,
+    write_system_credentials,
 )
 from fasti.errors import FastiError, TimedOut, Unavailable
 from fasti.settings.declared import SETTINGS
@@ -56,6 +57,7 @@ class ClusterUp:
             log = plan.directory / f"{name}.log"
             return ClusterChild(name, command, log, self._asks.put, environment)
 
+        self._system = write_system_credentials(plan)
         configs = [write_config(plan, number) for number in range(len(plan.ports))]
         self._servers = [
             child(config.stem, partial(_server, program, config, parent)) for config in configs
@@ -73,6 +75,7 @@ class ClusterUp:
             "cluster": CLUSTER,
             "nats": ",".join(plan.nats_urls),
             "nats-replicas": len(plan.ports),
+            "nats-system-credentials": self._system,
             "nats-journal-size": JOURNAL_BYTES,
             "shards": plan.shards,
             "broker-name": name,

@@ -16,6 +16,7 @@ from fasti.errors import FastiError
 JOURNAL_BYTES = 256 << 20
 _BLOCKS_BYTES = 8 << 30
 _LOOK_S = 0.1
+_SYSTEM_USER = "system"
 # Runs before the server in its process: when the one that started it is gone, however that ended, so is the
 # server. Where the system can't do that (it is Linux's) nothing is lost but that.
 _TIED = """
@@ -61,9 +62,18 @@ def write_config(plan: ClusterPlan, number: int) -> Path:
 listen: "{NATS_HOST}:{plan.ports[number]}"
 # What is acknowledged is on the disk.
 jetstream {{ store_dir: "{store}", sync_interval: always, max_file: {room_bytes} }}
+# Brokers ask each server for its settings and for damage.
+accounts {{ $SYS {{ users: [{{ user: {_SYSTEM_USER}, password: {_SYSTEM_USER} }}] }} }}
 """
         + (cluster if len(plan.ports) > 1 else "")
     )
+    return path
+
+
+def write_system_credentials(plan: ClusterPlan) -> Path:
+    """The file by which brokers are users of the servers' system account; nobody else reaches them anyway."""
+    path = plan.directory / "nats-system.txt"
+    path.write_text(f"{_SYSTEM_USER}:{_SYSTEM_USER}\n")
     return path
 
 

@@ -67,7 +67,7 @@ class NatsUrls:
 
 def _hide(url: str) -> str:
     scheme, mark, rest = url.rpartition("://")
-    secret, at, host = rest.rpartition("@")
+    _, at, host = rest.rpartition("@")
     return f"{scheme}{mark}***@{host}" if at else url
 
 
