@@ -11,15 +11,19 @@ from fasti.cluster.member_records import Liveness, MemberRecord
 from fasti.cluster.members import Members
 from fasti.cluster.writer_actions import Role
 
+# The sequence of a standby that doesn't follow: as near to the leader's end as it can be.
+COLD = 1 << 62
+
 
 class MemberView(NamedTuple):
-    """A broker. `load` is from 0 to 1."""
+    """A broker. `load` is from 0 to 1; `ahead_ms` tells its clock from the median of all that live."""
 
     name: str
     address: str
     state: Liveness
     weight: float
     load: float
+    ahead_ms: int
 
 
 class ShardView(NamedTuple):
@@ -30,6 +34,8 @@ class ShardView(NamedTuple):
     epoch: int
     address: str | None
     standbys: tuple[str, ...]
+    # By how many packs each standby is behind; None: it reads the shard only when it takes over.
+    lags: dict[str, int | None]
 
 
 class ClusterView(NamedTuple):
@@ -57,10 +63,13 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     """For the thread that `members` belongs to."""
     own = members.record
     addresses = {own.name: own.address}
-    seen = [_member(own, "alive", 0.0)]
+    alive = members.alive(now_ms)
+    ahead = {name: round(members.ahead_ms(name, alive)) for name in alive}
+    seen = [_member(own, "alive", 0.0, ahead.get(own.name, 0))]
     for name, other in members.others.items():
         addresses[name] = other.record.address
-        seen.append(_member(other.record, members.liveness(name, now_ms), other.load))
+        state = members.liveness(name, now_ms)
+        seen.append(_member(other.record, state, other.load, ahead.get(name, 0)))
     return ClusterView(
         cluster,
         own.name,
@@ -69,8 +78,8 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     )
 
 
-def _member(record: MemberRecord, state: Liveness, load: float) -> MemberView:
-    return MemberView(record.name, record.address, state, record.weight, load)
+def _member(record: MemberRecord, state: Liveness, load: float, ahead_ms: int) -> MemberView:
+    return MemberView(record.name, record.address, state, record.weight, load, ahead_ms)
 
 
 def _shard(members: Members, shard: int, addresses: dict[str, str], now_ms: int) -> ShardView:
@@ -78,4 +87,13 @@ def _shard(members: Members, shard: int, addresses: dict[str, str], now_ms: int)
     address = None if leader is None else addresses.get(leader)
     alive = sorted(members.alive(now_ms))
     standbys = tuple(name for name in alive if members.role(name, shard) is Role.STANDBY)
-    return ShardView(shard, leader, members.epoch(shard), address, standbys)
+    lags = {name: _lag(members, shard, leader, name) for name in standbys}
+    return ShardView(shard, leader, members.epoch(shard), address, standbys, lags)
+
+
+def _lag(members: Members, shard: int, leader: str | None, name: str) -> int | None:
+    led = None if leader is None else members.part(leader, shard)
+    follows = members.part(name, shard)
+    if led is None or follows is None or follows.sequence >= COLD:
+        return None
+    return max(0, led.sequence - follows.sequence)

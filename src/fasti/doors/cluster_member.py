@@ -21,7 +21,7 @@ from fasti.broker.host import Host
 from fasti.broker.logs import fields
 from fasti.broker.threads import Poller
 from fasti.cluster.bulletins import MemberSubjects, decode_beat, encode_beat
-from fasti.cluster.cluster_view import ClusterView, view_cluster
+from fasti.cluster.cluster_view import COLD, ClusterView, view_cluster
 from fasti.cluster.member_records import MemberRecord, MemberSettings
 from fasti.cluster.members import (
     FollowShard,
@@ -43,8 +43,6 @@ _log = logging.getLogger("fasti.broker.cluster")
 _PING_S = 1.0
 # After a take-over that failed.
 _PAUSE_MS = 500
-# A cold standby is as near to the leader's end as it can be.
-_COLD = 1 << 62
 # For so long beats say that a shard was let go.
 _YIELDS_MS = 3_000
 
@@ -186,7 +184,7 @@ class ClusterMember:
                 place = journal.epoch, journal.last_sequence
                 self._members.play(number, Role.LEADER, *place, now_ms)
             elif number in self._follows:
-                self._members.play(number, Role.STANDBY, 0, _COLD, now_ms)
+                self._members.play(number, Role.STANDBY, 0, COLD, now_ms)
             else:
                 self._members.play(number, Role.IDLE, 0, 0, now_ms)
         for number in [n for n, since in self._yielded_ms.items() if now_ms - since > _YIELDS_MS]:

@@ -7,6 +7,7 @@ threads) stands there once, without that label. Where there is one shard the pag
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -15,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from fasti.broker.metrics import cluster
 from fasti.broker.metrics import shares as share_metrics
 from fasti.broker.metrics.text import (
     BrokerCollector,
@@ -22,6 +24,7 @@ from fasti.broker.metrics.text import (
     service_families,
     shard_families,
 )
+from fasti.errors import FastiError
 
 if TYPE_CHECKING:
     from fasti.broker.host import Host
@@ -75,6 +78,10 @@ class _HostCollector(Collector):
         yield from BrokerCollector.build()
         yield from _only(service_families(host.metrics), _OF_THE_SERVICE)
         yield from share_metrics.collect(host.first.shares)
+        if host.cluster_view is not None:
+            # One that has just come has nothing to tell yet.
+            with suppress(FastiError):
+                yield from cluster.collect(host.cluster_view())
         for first in host.all_shards()[:1]:
             yield from _only(shard_families(first), _OF_THE_SHARD)
 
