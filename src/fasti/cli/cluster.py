@@ -185,7 +185,7 @@ def troubles_of(view: dict[str, Any]) -> list[str]:
         found.append(f"without a leader: {numbers} of {count}")
     lost = [str(each["shard"]) for each in view.get("streams", ()) if not each["has_quorum"]]
     if lost:
-        found.append(f"too few NATS servers for shard {', '.join(lost)}")
+        found.append(f"no quorum in NATS for shard {', '.join(lost)}")
     for server in view.get("servers", ()):
         if server["problem"]:
             found.append(server["problem"])
