@@ -105,6 +105,41 @@ def shards(
 
 
 @app.command()
+def cluster(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A part: produce, latency, kill, nodes, join. May be repeated."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each rate and lost server.")] = 3,
+    kills: Annotated[int, typer.Option(min=1, help="How often a broker is killed.")] = 20,
+    seconds: Annotated[float, typer.Option(min=0.5, help="How long each rate is measured.")] = 6.0,
+    quick: Annotated[bool, typer.Option("--quick", help="One round and four kills.")] = False,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Three NATS servers, three brokers, three shards: rates, lateness, and what is lost and killed.
+
+    All of it takes about ten minutes on two cores, `--quick` about four, and some gigabytes of disk
+    meanwhile. Ends with code 1 if something is not as asked.
+    """
+    with required("cluster", "`fasti bench cluster`"):
+        from benchmarks.cluster import PARTS, phases, shortfalls
+        from benchmarks.cluster import cluster as measure
+
+    for part in only or []:
+        if part not in PARTS:
+            raise typer.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}")
+    rounds, kills = (1, 4) if quick else (rounds, kills)
+    with _stepping(phases(only or [], rounds, kills)) as show, terminated_softly():
+        found = measure(only or [], directory, rounds, kills, seconds, show)
+    _print(found, as_json)
+    for line in shortfalls(found):
+        typer.echo(line, err=True)
+    if shortfalls(found):
+        raise typer.Exit(1)
+
+
+@app.command()
 def consumer(
     rows: Annotated[int, typer.Option(min=20_000, help="Messages of each measurement.")] = 100_000,
     rounds: Annotated[int, typer.Option(min=1, help="Of each measurement; medians count.")] = 3,

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 import fasti
+from benchmarks.payloads import payloads as make_payloads
 
 Figures = dict[str, Any]
 
@@ -24,10 +25,10 @@ _TICK_S = 0.02
 _AHEAD_US = 1_000_000
 
 
-def steady_producer(address: str, topic: str, rate: int, seconds: float) -> Figures:
+def steady_producer(address: str, topic: str, rate: int, seconds: float, kind: str = "") -> Figures:
     """So many messages a second, each due a second after it is sent, evenly spread."""
     count = round(rate * _TICK_S)
-    payloads = pa.array([PAYLOAD] * count, type=pa.binary())
+    payloads = pa.array(_payloads(count, kind), type=pa.binary())
     steps = (np.arange(count) * 1_000_000) // rate
     batches = round(seconds / _TICK_S)
     with fasti.connect(address) as client:
@@ -40,6 +41,11 @@ def steady_producer(address: str, topic: str, rate: int, seconds: float) -> Figu
             waiting.append(producer.send_batch(payloads, due=at_us + _AHEAD_US + steps, wait=False))
         assert all(batch.result().all_ok for batch in waiting)
     return {"rows": count * batches}
+
+
+def _payloads(count: int, kind: str) -> list[bytes]:
+    """All alike, or of a kind of `payloads.py`."""
+    return make_payloads(kind, count, len(PAYLOAD)) if kind else [PAYLOAD] * count
 
 
 def steady_consumers(
@@ -86,15 +92,16 @@ class _Countdown:
             return self._left == 0
 
 
-def one_at_a_time(address: str, topic: str, rows: int, into: str) -> Figures:
+def one_at_a_time(address: str, topic: str, rows: int, into: str, kind: str = "") -> Figures:
     """Sends a message that is due now, waits until it is delivered, then the next."""
     took = []
+    payloads = _payloads(64, kind)
     with fasti.connect(address) as client:
         producer = client.producer(topic)
         messages = iter(client.consumer(topic))
         for number in range(rows + 100):
             begin = time.perf_counter_ns()
-            producer.send(PAYLOAD)
+            producer.send(payloads[number % 64])
             message = next(messages)
             if number >= 100:
                 took.append((time.perf_counter_ns() - begin) // 1000)

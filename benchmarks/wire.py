@@ -41,10 +41,14 @@ class ClientProcess:
         return self._process.pid
 
     def go(self) -> None:
-        """Lets it begin."""
+        """Lets it begin, or end, if it is one that waits for that."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"go\n")
         self._process.stdin.flush()
+
+    def await_word(self) -> None:
+        """Waits for a line that it says before its result."""
+        self._line()
 
     def result(self) -> Figures:
         """What it found."""

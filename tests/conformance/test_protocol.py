@@ -79,6 +79,7 @@ ACTIONS: dict[str, tuple[dict[str, Any], list[pa.RecordBatch]]] = {
     "health": ({}, []),
     "metrics": ({}, []),
     "cluster": ({}, []),
+    "drain": ({"broker": "b"}, []),
 }
 
 

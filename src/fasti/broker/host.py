@@ -69,6 +69,8 @@ class Host:
         self.peers: Peers | None = None
         # In a cluster: what the action `cluster` answers.
         self.cluster_view: Callable[[], dict[str, Any]] | None = None
+        # And `drain`, with the broker's name and whether it is undone.
+        self.cluster_drain: Callable[[str, bool], dict[str, Any]] | None = None
         # In a cluster: what an operator must know of its storage, in sentences.
         self.alarms: Callable[[], list[str]] = list
         # Called with the number of a shard that was dropped because its storage is fenced, when it is closed.

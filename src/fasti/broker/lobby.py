@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from fasti.broker.caller import Caller
-from fasti.broker.calls import requests
+from fasti.broker.calls import control, requests
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.calls.call_stream import CallStream, Route
 from fasti.broker.calls.requests import Answer
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 Header = dict[str, Any]
 
 # About the process: they name no shard.
-PROCESS_ACTIONS = frozenset(("hello", "clock", "accept_clock", "health", "metrics", "cluster"))
+PROCESS_ACTIONS = frozenset(
+    ("hello", "clock", "accept_clock", "health", "metrics", "cluster", "drain")
+)
 
 
 class Lobby:
@@ -56,10 +58,12 @@ class Lobby:
                 raise InvalidArgument(f"{action!r} is not about the process", field="action")
             # These use nothing of a service that is not here as well.
             service = cast("Service", self)
-            return ACTIONS[action](service, caller, requests.check_version(header), list(parts))
+            answer = ACTIONS[action](service, caller, requests.check_version(header), list(parts))
         except FastiError as error:
             self.metrics.refused(action, error.code, caller.name)
             raise
+        control.log_done(action, caller, header, answer[0])
+        return answer
 
     @contextmanager
     def call_stream(self, caller: Caller, descriptor: Header, route: Route) -> Iterator[CallStream]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +15,16 @@ import typer
 from fasti.cli import output
 from fasti.cli.commands import group
 from fasti.cli.connection import Client, with_client
+from fasti.cli.emptying import Emptying
 from fasti.cli.exits import fail_unless, print_error, terminated_softly
-from fasti.cli.options import AsJson
+from fasti.cli.options import AsJson, duration
 from fasti.errors import FastiError, TimedOut, Unavailable
 from fasti.extras import required
 from fasti.settings.values import Address, read_address
 
 app = group("cluster")
+Broker = Annotated[str, typer.Argument(metavar="BROKER", help="Its name, as `status` shows it.")]
+_DRAIN_S = 120.0
 # How often a cluster that is watched is looked at.
 _LOOK_S = 0.5
 # What a leader whose clock is ahead may be, before it gives its shards to others.
@@ -172,7 +177,8 @@ def troubles_of(view: dict[str, Any]) -> list[str]:
     """What is wrong with a cluster, in sentences."""
     found = []
     for member in view["members"]:
-        if member["state"] != "alive":
+        if member["state"] != "alive" and member["weight"]:
+            # One that was drained may go.
             found.append(f"broker {member['name']} is {member['state']}")
         elif abs(member["ahead_ms"]) > _SKEW_MS:
             side = "ahead of" if member["ahead_ms"] > 0 else "behind"
@@ -198,6 +204,69 @@ def troubles_of(view: dict[str, Any]) -> list[str]:
         for each in view.get("damages", ())
     ]
     return found
+
+
+@app.command()
+@with_client
+def drain(
+    client: Client,
+    broker: Broker,
+    wait: Annotated[
+        bool, typer.Option(help="Wait until it leads nothing and stands by for nothing.")
+    ] = True,
+    timeout: Annotated[
+        timedelta | None, duration("How long to wait at most; it goes on then. Default: 2m.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Empty a broker, so that it can be stopped: it hands its shards over one after the other.
+
+    From then on it leads nothing and stands by for nothing, until `fasti cluster undrain` or until it is
+    started again. Any broker of the cluster takes the command. The last broker that can lead is not drained.
+
+    [dim]fasti cluster drain b1[/dim]
+    """
+    changed = _tell(client, broker, undo=False)
+    if not as_json:
+        typer.echo(f"{broker} is drained" if changed else f"{broker} was drained already")
+    if not wait:
+        if as_json:
+            output.print_json({"broker": broker, "changed": changed})
+        return
+    within_s = _DRAIN_S if timeout is None else timeout.total_seconds()
+    moves = Emptying(broker)
+    for move in moves.watch(partial(_ask, client), within_s):
+        if not as_json:
+            typer.echo(f"shard {move.shard}: {move.leader} leads it now, epoch {move.epoch}")
+    if as_json:
+        shards = [move._asdict() for move in moves.done]
+        output.print_json({"broker": broker, "changed": changed, "shards": shards})
+    else:
+        typer.echo(f"{broker} leads nothing and stands by for nothing: it can be stopped.")
+
+
+@app.command()
+@with_client
+def undrain(client: Client, broker: Broker, as_json: AsJson = False) -> None:
+    """Let a broker lead again that was drained. It gets its share back after ten seconds.
+
+    Ends with 1 if it was not drained.
+
+    [dim]fasti cluster undrain b1[/dim]
+    """
+    changed = _tell(client, broker, undo=True)
+    if as_json:
+        output.print_json({"broker": broker, "changed": changed})
+    elif changed:
+        typer.echo(f"{broker} leads again, when it has ranked first for ten seconds")
+    else:
+        typer.echo(f"{broker} was not drained", err=True)
+    fail_unless(changed)
+
+
+def _tell(client: Client, broker: str, undo: bool) -> bool:
+    reply = client.transport.call("drain", {"broker": broker, "undo": undo})[0]
+    return bool(reply["changed"])
 
 
 @app.command()

@@ -73,7 +73,7 @@ REPEATABLE = frozenset(
         *("hello", "clock", "create_topic", "topic", "topics", "get", "count", "forecast"),
         *("log", "offsets", "groups", "dead", "feed", "kv_get", "kv_describe", "bind"),
         *("bindings", "sinks", "drop_stages", "health", "metrics", "drop_snapshot"),
-        *("checkpoint", "scrub", "scrub_status", "cluster"),
+        *("checkpoint", "scrub", "scrub_status", "cluster", "drain"),
     )
 )
 

@@ -13,6 +13,8 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
 - A leader whose clock is ahead of the members' median by more than `max_skew` hands over at once, to the
   best in rank whose clock is right; a candidate so far ahead does not stand. The median is over all that
   live, oneself among them: one that is alone is never ahead.
+- A leader of weight 0 (its operator empties it) hands over at once as well, one shard after the other, to the
+  first in rank that is near its end and whose clock is right. If nobody can take a shard it goes on leading it.
 - One that has just started listens before it stands. One that has slept (`decide` came late) has heard
   nobody because it slept: it listens as well, and takes none for dead because of its own sleep.
 """
@@ -331,7 +333,7 @@ class Members:
         own = self._own.get(shard)
         if target is None or own is None or own.role is not Role.LEADER:
             return []
-        if self._lag(shard, target) > self._settings.lag_packs_max:
+        if not self._is_near(shard, target):
             return []
         self._handovers[shard] = HandoverState(target, now_ms)
         return [StopAdmitting(shard, target)]
@@ -342,6 +344,11 @@ class Members:
         if me in skewed:
             able = (name for name in ranking.names if name != me and name not in skewed)
             return min(able, key=lambda name: self._lag(shard, name), default=None)
+        if self.record.weight == 0:
+            near = (
+                name for name in ranking.names if name not in skewed and self._is_near(shard, name)
+            )
+            return None if self._handovers else next(near, None)
         first, since_ms = self._first.get(shard, (None, now_ms))
         if first is None or first in (me, *skewed) or first != ranking.first:
             return None
@@ -363,6 +370,9 @@ class Members:
             return []
         self._handovers[shard] = handover._replace(yielding=True)
         return [YieldShard(shard, handover.to)]
+
+    def _is_near(self, shard: int, name: str) -> bool:
+        return self._lag(shard, name) <= self._settings.lag_packs_max
 
     def _lag(self, shard: int, name: str) -> float:
         """By how many packs a member is behind this leader; one that doesn't follow: for ever."""

@@ -356,6 +356,12 @@ class NatsConnection:
             return None
         return _state(answer)
 
+    def lagging(self, stream: str) -> list[str]:
+        """The servers that keep a stream and don't have all of it, as its leader sees them."""
+        answer = self._api(f"STREAM.INFO.{stream}", b"")
+        replicas = (answer.get("cluster") or {}).get("replicas") or []
+        return [each["name"] for each in replicas if not each.get("current") or each.get("lag")]
+
     def ensure_stream(self, config: Mapping[str, Any]) -> StreamState:
         """Makes a stream unless it is there; `InvalidArgument` if it is, with other settings."""
         name = config["name"]

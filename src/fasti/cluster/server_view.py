@@ -33,7 +33,7 @@ class StreamsView(NamedTuple):
 
 
 class ServersView(NamedTuple):
-    """``streams`` is empty where the servers can't be asked."""
+    """``streams`` has no shard of which no server says anything."""
 
     servers: tuple[ServerView, ...]
     streams: tuple[StreamsView, ...]
@@ -72,20 +72,28 @@ def view_servers(
         return ServerView(name, report.version, state, wrong.get(name), leads)
 
     names = sorted({*seen, *answers})
-    streams = [_streams(shard, reports, replicas) for shard in shards] if reports else []
-    return ServersView(tuple(map(server, names)), tuple(streams), tuple(damages))
+    streams = (_streams(shard, reports, replicas) for shard in shards)
+    there = tuple(view for view in streams if view is not None)
+    return ServersView(tuple(map(server, names)), there, tuple(damages))
 
 
-def _streams(names: ShardNames, reports: Sequence[ServerReport], replicas: int) -> StreamsView:
-    leader = None
-    fewest: int | None = None
-    has_quorum = True
-    for stream in names.streams:
-        having = [report for report in reports if stream in report.streams]
-        leading = [report.name for report in having if report.streams[stream].leads]
-        # One that is alone may believe for a while that it leads.
-        has_quorum = has_quorum and bool(leading) and 2 * len(having) > replicas
-        fewest = len(having) if fewest is None else min(fewest, len(having))
-        if stream == names.journal_stream:
-            leader = leading[0] if leading else None
-    return StreamsView(names.shard, fewest or 0, has_quorum, leader)
+def _streams(
+    names: ShardNames, reports: Sequence[ServerReport], replicas: int
+) -> StreamsView | None:
+    """None: no server that answers has anything of the shard; perhaps nobody has led it yet."""
+    keepers = {
+        stream: having
+        for stream in names.streams
+        if (having := [report for report in reports if stream in report.streams])
+    }
+    if not keepers:
+        return None
+    leaders = {
+        stream: [report.name for report in having if report.streams[stream].leads]
+        for stream, having in keepers.items()
+    }
+    copies = min(map(len, keepers.values()))
+    # One that is alone may believe for a while that it leads.
+    has_quorum = all(leaders.values()) and 2 * copies > replicas
+    leader = next(iter(leaders.get(names.journal_stream, ())), None)
+    return StreamsView(names.shard, copies, has_quorum, leader)

@@ -99,6 +99,17 @@ class ClusterChild:
         words = self._last_words()
         return f"{self.name} ended ({why(process.wait())}){': ' + words if words else ''}"
 
+    def join(self, within_s: float) -> bool:
+        """Waits until the process has ended, and takes that in; False if it goes on."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        self.take_end()
+        return True
+
     def plan_restart(self) -> float:
         """After it has ended by itself: the pause until it is to be started again."""
         well = time.monotonic() - self._began > _WELL_S

@@ -65,6 +65,8 @@ class ClusterMember:
         self._clock = host.threads.runtime.clock
         self._monotonic = host.threads.runtime.monotonic
         self._members = Members(record, range(host.shards), self._now_ms(), settings)
+        # Told from the next poll on.
+        self.weight = record.weight
         # What the connection's thread has brought, for the next poll. Bounded: old beats are worth nothing.
         self._heard: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque(maxlen=10_000)
         self._moving: dict[int, Role] = {}
@@ -97,6 +99,12 @@ class ClusterMember:
     def view(self) -> ClusterView | None:
         """The cluster as it was at the last poll; None: it has just come, and hears the others first."""
         return self._view
+
+    def change_weight(self, weight: float) -> bool:
+        """From now on; whether it was another. For any thread, but one at a time."""
+        before, self.weight = self.weight, weight
+        self._poller.wake()
+        return before != weight
 
     def start(self) -> None:
         """Joins: the others hear of it, and it of them."""
@@ -143,6 +151,7 @@ class ClusterMember:
             hear, heard = self._heard.popleft()
             hear(*heard)
         now_ms = self._now_ms()
+        self._members.learn(self._members.record._replace(weight=self.weight), now_ms)
         self._play(now_ms)
         plan = self._members.decide(now_ms)
         self._note_leaders(now_ms)
@@ -183,6 +192,9 @@ class ClusterMember:
                 journal = shard.store.journal
                 place = journal.epoch, journal.last_sequence
                 self._members.play(number, Role.LEADER, *place, now_ms)
+                if self._members.epoch(number) > journal.epoch:
+                    # Its next append would say so; but where nothing happens there is none, and sessions wait.
+                    self._move(number, Role.IDLE, self._step_down)
             elif number in self._follows:
                 self._members.play(number, Role.STANDBY, 0, COLD, now_ms)
             else:
@@ -259,6 +271,11 @@ class ClusterMember:
         epoch = led.store.journal.epoch
         self._host.drop(shard, None, epoch)
         self._yields[shard], self._yielded_ms[shard] = (epoch, to), self._now_ms()
+
+    def _step_down(self, shard: int) -> None:
+        """Another leads it, under a higher epoch; where, the map has from its beats."""
+        leader = self._host.map.leader(shard)
+        self._host.drop(shard, leader.address, leader.epoch)
 
     def _now_ms(self) -> int:
         return int(self._monotonic() * 1000)

@@ -42,7 +42,13 @@ class ClusterPeers:
         name = self._leader_of(shard)
         if name is None:
             raise Unavailable(f"no broker leads shard {shard} now", details={"shard": shard})
-        fields = {"version": VERSION, **header, SHARD_NUMBER: shard}
+        return self.call_broker(name, action, {**header, SHARD_NUMBER: shard}, timeout_s)
+
+    def call_broker(
+        self, name: str, action: str, header: Mapping[str, Any], timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        """The reply of another broker, by its name. Raises what it says, or `unavailable`."""
+        fields = {"version": VERSION, **header}
         request = json.dumps({"action": action, "header": fields}).encode()
         answer = json.loads(self._connection.ask(self._subjects.call(name), request, timeout_s))
         if "error" in answer:

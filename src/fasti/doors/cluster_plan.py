@@ -21,6 +21,8 @@ NATS_HOST = "127.0.0.1"
 _FILE, _LOCK = "cluster.json", "lock"
 _FORMAT = 1
 _LISTEN = Address("127.0.0.1", 7170)
+# So much of the journal NATS keeps of a shard, at most.
+_JOURNAL_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class ClusterPlan:
     # The lock of the directory, and the ports, which no other process is given.
     lock: int
     kept: tuple[socket.socket, ...]
+    journal_bytes: int = _JOURNAL_BYTES
 
     @property
     def nats_urls(self) -> list[str]:

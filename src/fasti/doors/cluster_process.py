@@ -21,6 +21,7 @@ from fasti.cluster.member_records import MemberRecord
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.rescue import CacheAnswers
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
+from fasti.doors.cluster_drain import Drains
 from fasti.doors.cluster_member import ClusterMember
 from fasti.doors.cluster_peers import ClusterPeers, PeerAnswers
 from fasti.doors.cluster_watch import ClusterWatch
@@ -101,12 +102,14 @@ class ClusterProcess:
         address = str(self._settings.advertise or listen)
         name = self._settings.broker_name or re.sub(r"[^A-Za-z0-9_-]", "-", address)[-64:]
         host.address = address
-        record = MemberRecord(name, address, incarnation=secrets.randbits(53))
+        weight = self._settings.weight
+        record = MemberRecord(name, address, weight, incarnation=secrets.randbits(53))
         subjects = MemberSubjects(self._cluster)
         member = ClusterMember(
             host, self._connection, self._cluster, record, partial(self._storage, name, address)
         )
-        host.peers = ClusterPeers(self._connection, subjects, member.leader_of)
+        host.peers = peers = ClusterPeers(self._connection, subjects, member.leader_of)
+        host.cluster_drain = Drains(member, peers, weight).carry_out
         self._answers = PeerAnswers(host, self._connection, subjects.call(name))
         self._cache_answers = CacheAnswers(self._connection, self._cluster, self._caches)
         self._watch = ClusterWatch(

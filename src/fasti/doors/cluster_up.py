@@ -21,12 +21,11 @@ from fasti.doors.cluster_child import ClusterChild
 from fasti.doors.cluster_plan import ClusterPlan
 from fasti.doors.lifetime import Asks
 from fasti.doors.nats_servers import (
-    JOURNAL_BYTES,
     find_server,
     server_command,
+    system_credentials,
     wait_for_servers,
     write_config,
-    write_system_credentials,
 )
 from fasti.errors import FastiError, TimedOut, Unavailable
 from fasti.settings.declared import SETTINGS
@@ -51,39 +50,19 @@ class ClusterUp:
         self._over = threading.Event()
         self._up = False
         program, parent = find_server(), os.getpid()
-        environment = _environment()
+        environment = child_environment()
 
         def child(name: str, command: Callable[[int], list[str]]) -> ClusterChild:
             log = plan.directory / f"{name}.log"
             return ClusterChild(name, command, log, self._asks.put, environment)
 
-        self._system = write_system_credentials(plan)
         configs = [write_config(plan, number) for number in range(len(plan.ports))]
         self._servers = [
             child(config.stem, partial(_server, program, config, parent)) for config in configs
         ]
         self._brokers = [
-            child(f"b{number + 1}", partial(self._serve, number)) for number in range(plan.brokers)
-        ]
-
-    def _serve(self, number: int, ready_fd: int) -> list[str]:
-        plan, name = self._plan, f"b{number + 1}"
-        values = {
-            "data": plan.directory / name,
-            "listen": plan.listens[number],
-            "http": "off",
-            "cluster": CLUSTER,
-            "nats": ",".join(plan.nats_urls),
-            "nats-replicas": len(plan.ports),
-            "nats-system-credentials": self._system,
-            "nats-journal-size": JOURNAL_BYTES,
-            "shards": plan.shards,
-            "broker-name": name,
-        }
-        command = [sys.executable, "-m", "fasti", "serve", "--until-stdin-ends"]
-        command += ["--ready-fd", str(ready_fd)]
-        return command + [
-            part for key, value in values.items() for part in (f"--{key}", str(value))
+            child(f"b{number + 1}", partial(broker_command, plan, number, f"b{number + 1}"))
+            for number in range(plan.brokers)
         ]
 
     # The loop
@@ -226,12 +205,31 @@ processes: {pids}
         return True
 
 
+def broker_command(plan: ClusterPlan, number: int, name: str, ready_fd: int) -> list[str]:
+    """The broker that listens at the plan's address of this number."""
+    values = {
+        "data": plan.directory / name,
+        "listen": plan.listens[number],
+        "http": "off",
+        "cluster": CLUSTER,
+        "nats": ",".join(plan.nats_urls),
+        "nats-replicas": len(plan.ports),
+        "nats-system-credentials": system_credentials(plan),
+        "nats-journal-size": plan.journal_bytes,
+        "shards": plan.shards,
+        "broker-name": name,
+    }
+    command = [sys.executable, "-m", "fasti", "serve", "--until-stdin-ends"]
+    command += ["--ready-fd", str(ready_fd)]
+    return command + [part for key, value in values.items() for part in (f"--{key}", str(value))]
+
+
 def _server(program: str, config: Path, parent: int, _: int) -> list[str]:
     """It tells nothing when it is ready: it is asked."""
     return server_command(program, config, parent)
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Without settings of the user's shell: they are not meant for these."""
     not_meant = {setting.variable for setting in SETTINGS} | {CONFIG_VARIABLE}
     return {name: value for name, value in os.environ.items() if name not in not_meant}

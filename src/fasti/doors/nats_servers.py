@@ -12,8 +12,7 @@ from fasti.cluster.nats import NatsConnection, NatsOptions
 from fasti.doors.cluster_plan import NATS_HOST, ClusterPlan
 from fasti.errors import FastiError
 
-# So much of the journal NATS keeps of a shard, at most; blocks come on top, and have no bound of their own.
-JOURNAL_BYTES = 256 << 20
+# Beside the journals; blocks have no bound of their own.
 _BLOCKS_BYTES = 8 << 30
 _LOOK_S = 0.1
 _SYSTEM_USER = "system"
@@ -49,13 +48,14 @@ def server_command(program: str, config: Path, parent: int) -> list[str]:
 
 
 def write_config(plan: ClusterPlan, number: int) -> Path:
-    """The settings of one of the servers."""
+    """The settings of one of the servers, and how brokers ask it for them."""
+    system_credentials(plan).write_text(f"{_SYSTEM_USER}:{_SYSTEM_USER}\n")
     name = f"nats{number + 1}"
     routes = ", ".join(f'"nats://{NATS_HOST}:{port}"' for port in plan.routes)
     cluster = f'cluster {{ name: fasti, listen: "{NATS_HOST}:{plan.routes[number]}", routes: [{routes}] }}\n'
     store = str(plan.directory / name).replace("\\", "\\\\").replace('"', '\\"')
     # Room that is not set aside: a disk that has less is full when it is.
-    room_bytes = plan.shards * JOURNAL_BYTES + _BLOCKS_BYTES
+    room_bytes = plan.shards * plan.journal_bytes + _BLOCKS_BYTES
     path = plan.directory / f"{name}.conf"
     path.write_text(
         f"""server_name: {name}
@@ -70,11 +70,9 @@ accounts {{ $SYS {{ users: [{{ user: {_SYSTEM_USER}, password: {_SYSTEM_USER} }}
     return path
 
 
-def write_system_credentials(plan: ClusterPlan) -> Path:
+def system_credentials(plan: ClusterPlan) -> Path:
     """The file by which brokers are users of the servers' system account; nobody else reaches them anyway."""
-    path = plan.directory / "nats-system.txt"
-    path.write_text(f"{_SYSTEM_USER}:{_SYSTEM_USER}\n")
-    return path
+    return plan.directory / "nats-system.txt"
 
 
 def wait_for_servers(plan: ClusterPlan, is_over: Callable[[], bool]) -> bool:

@@ -14,6 +14,7 @@ _ONLY_IN_CLUSTERS = (
     *("nats_system_credentials", "nats_monitors"),
 )
 _SCHEMES = ("nats", "tls", "ws", "wss")
+_WEIGHT_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,25 @@ class Word:
 
     def show(self, value: Any) -> str:
         return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A broker's share of the shards, beside those of the others."""
+
+    metavar: str = "NUMBER"
+
+    def read(self, raw: Any) -> float:
+        try:
+            number = float("nan" if isinstance(raw, bool) else raw)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not 0 <= number <= _WEIGHT_MAX:
+            raise ValueError(f"{raw!r} is not a number from 0 to {_WEIGHT_MAX}")
+        return number
+
+    def show(self, value: Any) -> str:
+        return f"{value:g}"
 
 
 @dataclass(frozen=True, slots=True)

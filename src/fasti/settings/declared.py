@@ -14,7 +14,7 @@ from typing import Any
 
 from fasti.config import Durability, GuardSettings, ShardSettings
 from fasti.model import Limits
-from fasti.settings.cluster import HttpUrls, NatsUrls, Word
+from fasti.settings.cluster import HttpUrls, NatsUrls, Weight, Word
 from fasti.settings.peers import SHARDS_MAX, Peers, ShardNumbers
 from fasti.settings.values import (
     Address,
@@ -203,6 +203,12 @@ BROKER: tuple[Setting, ...] = (
         Word(),
         None,
         "With `cluster`: this broker's name, which no other broker of the cluster has. Without it, its address.",
+    ),
+    Setting(
+        "weight",
+        Weight(),
+        1.0,
+        "With `cluster`: this broker's share of the shards. One of weight 2 leads about twice as many as one of weight 1; with 0 it leads none and stands by for none, as if it had been drained.",
     ),
     Setting(
         "listen",

@@ -64,6 +64,7 @@ class ServeSettings:
     nats_unchecked: bool
     nats_packs_size: int
     broker_name: str | None
+    weight: float
     listen: Address
     advertise: Address | None
     http: Address | None

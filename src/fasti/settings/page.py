@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fasti.settings.cluster import NatsUrls
+from fasti.settings.cluster import NatsUrls, Weight
 from fasti.settings.declared import SETTINGS, Setting
 from fasti.settings.load import ServeSettings
 from fasti.settings.values import Listen, Switch, WholeNumber
@@ -35,7 +35,7 @@ def _lines(settings: ServeSettings) -> Iterator[str]:
 def _literal(setting: Setting, value: Any) -> str:
     kind = setting.kind
     text = kind.hide(value) if isinstance(kind, NatsUrls) else kind.show(value)
-    if isinstance(setting.kind, (WholeNumber, Switch)):
+    if isinstance(setting.kind, (WholeNumber, Weight, Switch)):
         return text
     # What JSON escapes, TOML's basic strings escape alike.
     return json.dumps(text, ensure_ascii=False)

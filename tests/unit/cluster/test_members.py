@@ -1,10 +1,13 @@
 """Who stands, who yields, and when: whole clusters in virtual time."""
 
+from collections import Counter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasti.cluster.member_records import Beat, MemberRecord, MemberSettings, ShardBeat
 from fasti.cluster.members import (
+    LeaveShard,
     Members,
     PingMember,
     ResumeAdmitting,
@@ -143,12 +146,49 @@ def test_one_that_is_alone_leads_whatever_its_clock() -> None:
 
 def test_a_member_of_weight_0_is_emptied() -> None:
     crowd = settled()
-    station = crowd.stations["a"]
-    record = station.members.record._replace(weight=0.0)
+    [(name, count)] = Counter(ranked("abc").values()).most_common(1)
+    assert name is not None
+    assert count > 1
+    empty(crowd, name)
+    crowd.run(1_000)
+    assert crowd.leaders() == ranked("abc".replace(name, ""))
+    # One after the other: the next begins when the one before is let go.
+    mine = [duty for _, who, duty in crowd.log if who == name and not isinstance(duty, LeaveShard)]
+    assert [type(duty) for duty in mine] == [StopAdmitting, YieldShard] * count
+    crowd.log.clear()
+    crowd.run(30_000)
+    assert crowd.did(StandForShard) == crowd.did(YieldShard) == []
+    assert set(crowd.stations[name].roles.values()) == {Role.IDLE}
+
+
+def test_a_member_that_is_emptied_gets_its_share_back_when_it_has_its_weight_again() -> None:
+    crowd = settled()
+    empty(crowd, "a")
+    crowd.run(1_000)
+    empty(crowd, "a", weight=1.0)
+    crowd.run(9_000)
+    assert crowd.leaders() == ranked("bc")
+    crowd.run(3_000)
+    assert crowd.leaders() == ranked("abc")
+
+
+def test_one_that_is_emptied_leads_on_while_nobody_can_take_its_shards() -> None:
+    crowd = settled("ab")
+    before = crowd.leaders()
+    for name in "ab":
+        empty(crowd, name)
+    crowd.run(30_000)
+    assert crowd.leaders() == before
+    assert crowd.did(StopAdmitting) == []
+    crowd.join("c")
+    crowd.run(2_000)
+    assert set(crowd.leaders().values()) == {"c"}
+
+
+def empty(crowd: Crowd, name: str, weight: float = 0.0) -> None:
+    record = crowd.stations[name].members.record._replace(weight=weight)
     for other in crowd.stations.values():
         other.members.learn(record, crowd.now_ms)
-    crowd.run(12_000)
-    assert crowd.leaders() == ranked("bc")
 
 
 # One broker, call by call

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fasti.errors import InvalidArgument
-from fasti.settings.cluster import NatsUrls, Word
+from fasti.settings.cluster import NatsUrls, Weight, Word
 from fasti.settings.load import load
 from fasti.settings.page import as_toml
 
@@ -24,6 +24,7 @@ def faults(**flags: Any) -> list[str]:
 def test_a_broker_is_in_no_cluster_by_default() -> None:
     settings = load(environment={})
     assert (settings.cluster, settings.nats, settings.broker_name) == (None, None, None)
+    assert settings.weight == 1.0
 
 
 @pytest.mark.parametrize("name", ["a", "Orders_2-eu", "x" * 64])
@@ -59,10 +60,24 @@ def test_what_is_no_address_of_a_server(raw: Any) -> None:
         NatsUrls().read(raw)
 
 
+@pytest.mark.parametrize(("raw", "weight"), [("1", 1.0), (0, 0.0), ("0.5", 0.5), (2.5, 2.5)])
+def test_weights(raw: Any, weight: float) -> None:
+    assert Weight().read(raw) == weight
+    assert Weight().read(Weight().show(weight)) == weight
+
+
+@pytest.mark.parametrize("raw", ["", "-1", -0.1, 1001, "nan", "inf", "a", True, None, [1]])
+def test_what_is_no_weight(raw: Any) -> None:
+    with pytest.raises(ValueError, match="is not a number from 0 to 1000"):
+        Weight().read(raw)
+
+
 def test_a_cluster_survives_its_settings_file(tmp_path: Any) -> None:
     path = tmp_path / "fasti.toml"
-    path.write_text(as_toml(load({**CLUSTER, "broker_name": "b", "shards": 4}, {})))
+    path.write_text(as_toml(load({**CLUSTER, "broker_name": "b", "shards": 4, "weight": "2"}, {})))
+    assert "weight = 2  #" in path.read_text()
     again = load({}, {}, path)
+    assert again.weight == 2.0
     assert (again.cluster, again.broker_name, again.shards) == ("c", "b", 4)
     assert again.nats == ("nats://127.0.0.1:4222",)
 

@@ -119,6 +119,15 @@ def _cluster(service: Service, caller: Caller, header: Header, parts: Parts) -> 
     return view(), []
 
 
+def _drain(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
+    fields = requests.checked(header, broker=str, undo=False)
+    none(parts)
+    drain = None if service.host is None else service.host.cluster_drain
+    if drain is None:
+        raise InvalidArgument("this broker is not in a cluster")
+    return drain(fields["broker"], fields["undo"]), []
+
+
 def _checkpoint(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     within_us = requests.integer(requests.checked(header, within_us=None), "within_us")
     none(parts)
@@ -397,6 +406,7 @@ ACTIONS: dict[str, Action] = {
     "health": _health,
     "metrics": _metrics,
     "cluster": _cluster,
+    "drain": _drain,
     "checkpoint": _checkpoint,
     "scrub": _scrub,
     "scrub_status": _scrub_status,

@@ -29,6 +29,7 @@ TABLE: dict[str, Route] = {
     "health": Route(process_merges.asked_for_health, process_merges.health),
     "metrics": Route(process_merges.one_per_process, process_merges.metrics),
     "cluster": Route(cuts.catalogue, merges.only, any_process=True),
+    "drain": Route(cuts.catalogue, merges.only, any_process=True),
     "checkpoint": Route(cuts.every_shard, merges.nothing),
     "scrub": Route(cuts.every_shard, merges.scrubs),
     "scrub_status": Route(cuts.every_shard, merges.scrubs),
