@@ -111,13 +111,26 @@ def union_of(rolls: Iterable[Sequence[Run]]) -> list[Run]:
     return joined
 
 
-def damage_in_rolls(rolls: Mapping[str, Sequence[Run]], is_whole: bool) -> dict[str, list[Run]]:
-    """By server, what its copy lacks. What no copy has counts only where a stream has no gaps."""
-    there = union_of(rolls.values())
+def damage_in_rolls(
+    rolls: Mapping[str, Sequence[Run]], is_whole: bool, states: Mapping[str, ReplicaState]
+) -> dict[str, list[Run]]:
+    """By server, what its copy lacks. What no copy has counts only where a stream has no gaps.
+
+    `states` are what the servers said before. A copy that was behind may have what was removed since, so it
+    accuses no other; and it lacks nothing that came after its own end.
+    """
+    end = max((state.last for state in states.values() if state.leads), default=0)
+    current = {name for name in rolls if name not in states or states[name].last >= end}
+    there = union_of(rolls[name] for name in current)
     if is_whole and there:
         there = [(there[0][0], there[-1][1])]
-    lacks = {server: missing_runs(there, own) for server, own in rolls.items()}
-    return {server: runs for server, runs in lacks.items() if runs}
+    lacks: dict[str, list[Run]] = {}
+    for server, own in rolls.items():
+        own_end = states[server].last if server in states else own[-1][1] if own else 0
+        wanted = [(first, min(last, own_end)) for first, last in there if first <= own_end]
+        if missing := missing_runs(wanted, own):
+            lacks[server] = missing
+    return lacks
 
 
 def confirmed(first: Mapping[str, list[Run]], second: Mapping[str, list[Run]]) -> dict[str, int]:

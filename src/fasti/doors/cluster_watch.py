@@ -34,7 +34,7 @@ from fasti.cluster.nats import NatsConnection
 from fasti.cluster.rescue import lead_by
 from fasti.cluster.roll_call import RollCall
 from fasti.cluster.server_checks import ServerProblem, problems_of
-from fasti.cluster.server_reports import ServerReport, Servers
+from fasti.cluster.server_reports import ReplicaState, ServerReport, Servers
 from fasti.cluster.server_view import ServersView, view_servers
 from fasti.errors import FastiError, TimedOut, Unavailable
 
@@ -247,6 +247,10 @@ class ClusterWatch:
         having = (report for report in self._reports if stream in report.streams)
         return frozenset((report.name, report.identity) for report in having)
 
+    def _states(self, stream: str) -> dict[str, ReplicaState]:
+        reports = (report for report in self._reports if stream in report.streams)
+        return {report.name: report.streams[stream] for report in reports}
+
     def _read_on(self, reading: Generator[float, None, None]) -> float:
         began = self._monotonic()
         try:
@@ -266,11 +270,13 @@ class ClusterWatch:
 
     def _inspect(self, stream: str, is_whole: bool) -> Generator[float, None, None]:
         keepers = self._keepers(stream)
-        lacks = damage_in_rolls((yield from self._roll(stream)), is_whole)
+        states = self._states(stream)
+        lacks = damage_in_rolls((yield from self._roll(stream)), is_whole, states)
         lost: dict[str, int] = {}
         if lacks:
             yield _AGAIN_S
-            again = damage_in_rolls((yield from self._roll(stream)), is_whole)
+            states = self._states(stream)
+            again = damage_in_rolls((yield from self._roll(stream)), is_whole, states)
             lost = confirmed(lacks, again)
         self._book.note_roll(stream, lost)
         self._not_before.pop(stream, None)

@@ -92,14 +92,33 @@ def test_runs_are_compared_as_sets_are() -> None:
         assert found.get("a", 0) == len(all_ & own)
 
 
+def lacks(
+    rolls: dict[str, list[Run]], is_whole: bool, **states: ReplicaState
+) -> dict[str, list[Run]]:
+    return damage_in_rolls(rolls, is_whole, states)
+
+
 def test_what_a_copy_lacks_is_found_among_the_others() -> None:
     rolls = {"a": [(1, 10)], "b": [(1, 3), (5, 10)], "c": [(1, 10)]}
-    assert damage_in_rolls(rolls, is_whole=False) == {"b": [(4, 4)]}
+    assert lacks(rolls, is_whole=False) == {"b": [(4, 4)]}
     # A gap that all copies have is one only where there must be none: it has spread.
     everywhere = {"a": [(1, 3), (5, 10)], "b": [(1, 3), (5, 10)]}
-    assert damage_in_rolls(everywhere, is_whole=False) == {}
-    assert damage_in_rolls(everywhere, is_whole=True) == {"a": [(4, 4)], "b": [(4, 4)]}
-    assert damage_in_rolls({"a": [], "b": []}, is_whole=True) == {}
+    assert lacks(everywhere, is_whole=False) == {}
+    assert lacks(everywhere, is_whole=True) == {"a": [(4, 4)], "b": [(4, 4)]}
+    assert lacks({"a": [], "b": []}, is_whole=True) == {}
+
+
+def test_a_copy_that_is_behind_lacks_nothing_and_accuses_nobody() -> None:
+    # It has not heard yet that 1 to 4 were removed, nor of 11 and 12.
+    rolls = {"a": [(5, 12)], "b": [(5, 12)], "c": [(1, 10)]}
+    states = {"a": state(5, 12, leads=True), "b": state(5, 12), "c": state(1, 10)}
+    for is_whole in (False, True):
+        assert lacks(rolls, is_whole, **states) == {}
+    # What it says that it has, it must have; also at its end.
+    rolls["c"] = [(1, 6), (8, 9)]
+    assert lacks(rolls, False, **states) == {"c": [(7, 7), (10, 10)]}
+    rolls["b"] = []
+    assert lacks(rolls, False, **states)["b"] == [(5, 12)]
 
 
 def test_the_book_holds_a_stream_until_it_is_found_whole() -> None:
