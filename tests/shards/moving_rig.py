@@ -18,7 +18,7 @@ from fasti.broker.caller import PEER
 from fasti.broker.host import Host
 from fasti.config import ShardSettings
 from fasti.doors.flight import FlightDoor
-from fasti.errors import Fenced, Unavailable
+from fasti.errors import Corruption, Fenced, Unavailable
 from fasti.storage.memory_storage import MemoryStorage, OpenMemory
 from tests.shards.shards_rig import SETTINGS, close_host
 
@@ -33,6 +33,8 @@ class SharedStorage:
         self.inner = MemoryStorage()
         self.lock = threading.Lock()
         self.epoch = 0
+        # What it has lost, for whoever leads it.
+        self.damage: Corruption | None = None
 
     def take(self, epoch: int) -> TakenStorage:
         return TakenStorage(self, epoch)
@@ -47,12 +49,16 @@ class TakenStorage:
     def open(self, settings: ShardSettings, cut_after: int | None = None) -> Any:
         shared = self.shared
         with shared.lock:
+            if shared.damage is not None:
+                raise shared.damage
             if shared.epoch > self.epoch:
                 raise Fenced(f"epoch {shared.epoch} has begun")
             shared.epoch, shared.inner.is_open = self.epoch, False
             return _Open(self, shared.inner.open(settings))
 
     def check(self) -> None:
+        if self.shared.damage is not None:
+            raise self.shared.damage
         if self.shared.epoch != self.epoch:
             raise Fenced(f"epoch {self.shared.epoch} has begun")
 

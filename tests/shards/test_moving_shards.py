@@ -16,7 +16,7 @@ from fasti.broker.caller import EMBEDDED
 from fasti.broker.host import Host
 from fasti.client.address import parse_address
 from fasti.client.flight_transport import FlightTransport
-from fasti.errors import Fenced, InvalidArgument, Moved, OutcomeUnknown, Unavailable
+from fasti.errors import Corruption, Fenced, InvalidArgument, Moved, OutcomeUnknown, Unavailable
 from tests.shards.moving_rig import (
     SHARDS,
     WAIT_S,
@@ -55,6 +55,21 @@ def test_a_fenced_shard_is_dropped_and_the_others_stay(three: Brokers) -> None:
             load.go_on(80)
     assert [broker.host.numbers for broker in three.all] == [[0], [3], [1, 2]]
     assert all(broker.host.failure is None for broker in three.all)
+
+
+def test_a_shard_that_has_lost_something_stops_alone_and_another_broker_may_lead_it(
+    three: Brokers,
+) -> None:
+    with load_on(three) as load:
+        load.go_on()
+        old, storage = three.leader(1), three.storages[1]
+        storage.damage = Corruption("a pack is lost", file="j-1", offset=7)
+        assert old.fenced[1].wait(WAIT_S)
+        assert old.host.failure is None
+        storage.damage = None
+        three.lead(1, three.all[2])
+        load.go_on(80)
+    assert [broker.host.numbers for broker in three.all] == [[0, 2], [3], [1]]
 
 
 def test_a_shard_that_nobody_leads_is_waited_for(three: Brokers) -> None:

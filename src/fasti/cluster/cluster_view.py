@@ -92,8 +92,15 @@ def _shard(members: Members, shard: int, addresses: dict[str, str], now_ms: int)
 
 
 def _lag(members: Members, shard: int, leader: str | None, name: str) -> int | None:
-    led = None if leader is None else members.part(leader, shard)
-    follows = members.part(name, shard)
-    if led is None or follows is None or follows.sequence >= COLD:
+    led = None if leader is None else _sequence(members, shard, leader)
+    follows = _sequence(members, shard, name)
+    if led is None or follows is None or follows >= COLD:
         return None
-    return max(0, led.sequence - follows.sequence)
+    return max(0, led - follows)
+
+
+def _sequence(members: Members, shard: int, name: str) -> int | None:
+    """How far a member has come in a shard, by its last beat."""
+    own = name == members.record.name
+    parts = members.beat(0).shards if own else members.others[name].shards.values()
+    return next((item.sequence for item in parts if item.shard == shard), None)

@@ -237,14 +237,10 @@ class Members:
         """The highest epoch that was heard of; 0: none was."""
         return self._claims[shard].epoch
 
-    def part(self, name: str, shard: int) -> ShardBeat | None:
-        """A member's part in a shard, by its last beat; None: it has none."""
-        parts = self._own if name == self.record.name else self._others[name].shards
-        return parts.get(shard)
-
     def role(self, name: str, shard: int) -> Role:
-        """What a member does for a shard, by its last beat."""
-        item = self.part(name, shard)
+        """A member's part in a shard, by its last beat."""
+        parts = self._own if name == self.record.name else self._others[name].shards
+        item = parts.get(shard)
         return Role.IDLE if item is None else item.role
 
     def ranking(self, shard: int, alive: set[str]) -> Ranking:

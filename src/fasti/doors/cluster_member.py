@@ -34,7 +34,7 @@ from fasti.cluster.members import (
 )
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.writer_actions import Role
-from fasti.errors import FastiError
+from fasti.errors import Corruption, FastiError
 from fasti.storage.storage_engine import StorageEngine
 
 _log = logging.getLogger("fasti.broker.cluster")
@@ -43,6 +43,8 @@ _log = logging.getLogger("fasti.broker.cluster")
 _PING_S = 1.0
 # After a take-over that failed.
 _PAUSE_MS = 500
+# After one that found that something is lost: every server and every broker was asked for it.
+_LOST_PAUSE_MS = 10_000
 # For so long beats say that a shard was let go.
 _YIELDS_MS = 3_000
 
@@ -257,7 +259,8 @@ class ClusterMember:
         try:
             self._host.add(shard, self._make_storage(shard), None)
         except FastiError as error:
-            self._pause_until[shard] = self._now_ms() + _PAUSE_MS
+            pause_ms = _LOST_PAUSE_MS if isinstance(error, Corruption) else _PAUSE_MS
+            self._pause_until[shard] = self._now_ms() + pause_ms
             extra = fields(shard=shard, code=error.code, why=error)
             _log.warning("a shard could not be taken over", extra=extra)
             return
