@@ -111,6 +111,7 @@ def test_what_the_streams_leader_has_lost_is_read_from_another_copy(damaged: Dam
     assert lost_on(connection, journal, 1, state.last_sequence) == {f"n{victim}": 4}
 
 
+@pytest.mark.long
 def test_what_no_server_has_is_found_on_a_brokers_disk_or_is_corruption(
     damaged: Damaged, tmp_path: Path
 ) -> None:
