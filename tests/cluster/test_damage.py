@@ -5,18 +5,23 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fasti.broker.shard import Shard
+from fasti.cluster.damage import Damage
 from fasti.cluster.local_caches import LocalCaches
 from fasti.cluster.names import ShardNames
-from fasti.cluster.nats import NatsConnection
+from fasti.cluster.nats import NatsConnection, NatsOptions
 from fasti.cluster.pack import Pack
 from fasti.cluster.pack_stream import PackStream
 from fasti.cluster.rescue import CacheAnswers
+from fasti.cluster.server_reports import SystemAccount, account_of
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.config import ShardSettings
+from fasti.doors.cluster_watch import ClusterWatch
 from fasti.errors import Corruption, FastiError
 from tests.cluster.damage_rig import (
     flip_marked,
@@ -109,6 +114,45 @@ def test_what_the_streams_leader_has_lost_is_read_from_another_copy(damaged: Dam
     assert storage.rescue.is_held()
     assert damaged.shown_by(storage) == damaged.payloads
     assert lost_on(connection, journal, 1, state.last_sequence) == {f"n{victim}": 4}
+
+
+def test_a_watch_finds_it_and_has_another_server_lead(damaged: Damaged) -> None:
+    damaged.fill(None, 60)
+    connection, servers, journal = damaged.connection, damaged.servers, damaged.journal
+    victim = (leader_of(connection, journal) + 1) % 3
+    servers.stop(victim)
+    flip_marked(servers, victim, journal, damaged.markers(10, 30))
+    servers.start(victim)
+    wait_current(connection, servers, journal)
+    make_lead(connection, journal, victim)
+    storage = damaged.storage()
+    shard = Shard(storage, SETTINGS)
+    system = NatsConnection(NatsOptions(servers.urls, user="system", password="secret"))
+    host: Any = SimpleNamespace(
+        shards=1, numbers=[0], all_shards=lambda: [shard], threads=shard.threads
+    )
+    book = storage.rescue.book
+    asked = SystemAccount(system, account_of(connection), 3)
+    watch = ClusterWatch(host, connection, damaged.settings.cluster, "broker", asked, book, 3)
+    before = shard.store.blocks.read_manifest()
+    wait_until(lambda: watch.poll() and watch._readings.keys() >= {journal}, "a reading")
+    assert book.damages == [Damage(f"n{victim}", journal, "has lost 2 messages")]
+    assert storage.rescue.is_held()
+    wait_until(lambda: leader_of(connection, journal) != victim, "another leader")
+    # What the journal has is in blocks as well, and none of it is trimmed.
+    wait_until(lambda: shard.store.blocks.read_manifest() != before, "a checkpoint")
+    assert watch.view is not None
+    assert {server.name: server.state for server in watch.view.servers} == {
+        f"n{number}": "damaged" if number == victim else "good" for number in range(3)
+    }
+    (alarm,) = watch.alarms()
+    assert f"{journal} on NATS server n{victim} has lost 2 messages" in alarm
+    assert shown(shard) == damaged.payloads
+    shard.close()
+    state = connection.stream_state(journal)
+    assert state is not None
+    assert state.first_sequence == 1
+    watch.stop()
 
 
 @pytest.mark.long

@@ -22,6 +22,11 @@ class LocalCaches:
         self._blocks: dict[int, BlockCache] = {}
         self._packs: dict[int, PackCache] = {}
 
+    def knows(self, shard: int) -> bool:
+        """Whether anything of this shard may be here."""
+        name = f"{self._cluster}-{shard}"
+        return any((self._directory / each).is_dir() for each in (name, f"{name}-packs"))
+
     def blocks(self, shard: int) -> BlockCache:
         with self._lock:
             if shard not in self._blocks:

@@ -149,6 +149,8 @@ class CacheAnswers:
         with suppress(ValueError, KeyError, TypeError, OSError):
             told = json.loads(data)
             shard = int(told["shard"])
+            if not self._caches.knows(shard):
+                return
             if "place" in told:
                 found = self._caches.packs(shard).get(int(told["place"]))
             else:

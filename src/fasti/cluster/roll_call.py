@@ -39,14 +39,13 @@ class RollCall:
         for _ in range(_TRIES_PER_SERVER * max(1, len(self._servers))):
             name = f"fasti-roll-{secrets.token_hex(6)}"
             server = self._make(name)
-            try:
-                if server not in self.rolls:
-                    runs: list[Run] = []
-                    yield from self._read(name, runs)
-                    self.rolls[server] = runs
-            finally:
-                with suppress(FastiError):
-                    self._request(f"CONSUMER.DELETE.{self.stream}.{name}", {})
+            if server not in self.rolls:
+                runs: list[Run] = []
+                yield from self._read(name, runs)
+                self.rolls[server] = runs
+            # One that is given up before goes by itself, since nobody asks it for anything.
+            with suppress(FastiError):
+                self._request(f"CONSUMER.DELETE.{self.stream}.{name}", {})
             if self._servers <= self.rolls.keys():
                 return
             yield

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -47,6 +47,8 @@ _EVERY_S = 3_600.0
 # While something is damaged it is looked whether it is whole again.
 _CURED_S = 30.0
 _FAILED_S = 10.0
+# A server that is damaged all over leads many streams: the rest is moved with the next look.
+_MOVES_S = 5.0
 # Of the time that a reading takes, so much more is paused.
 _PAUSES = 3.0
 
@@ -112,9 +114,6 @@ class ClusterWatch:
     def stop(self) -> None:
         """Looks no more."""
         self._poller.stop()
-        if self._reading is not None:
-            with suppress(FastiError):
-                self._reading.close()
         for stop in self._stops:
             stop()
         self._servers.close()
@@ -188,21 +187,23 @@ class ClusterWatch:
 
     # What is done about damage
 
-    def _act(self, led: Iterable[str]) -> None:
+    def _act(self, led: Mapping[str, bool]) -> None:
         damages = self._book.damages
         fresh = [each for each in damages if (each.server, each.stream) not in self._known]
         cured = self._known - {(each.server, each.stream) for each in damages}
-        for server, stream in sorted(cured):
+        # Of a shard that is led elsewhere by now its leader tells.
+        for server, stream in sorted(each for each in cured if each[1] in led):
             _log.warning("the copy of %s on NATS server %s is whole again", stream, server)
         self._known = {(each.server, each.stream) for each in damages}
         for damage in fresh:
             extra = fields(server=damage.server, stream=damage.stream)
             _log.error("damage: %s", damage, extra=extra)
-        own = [each for each in damages if each.stream in led]
-        for stream in dict.fromkeys(each.stream for each in own):
+        self._checkpoint({each.stream for each in fresh if each.stream in led})
+        until = self._monotonic() + _MOVES_S
+        for stream in dict.fromkeys(each.stream for each in damages if each.stream in led):
             with suppress(TimedOut, Unavailable):
-                self._move(stream)
-        self._checkpoint({each.stream for each in fresh if each in own})
+                if self._monotonic() < until:
+                    self._move(stream)
 
     def _move(self, stream: str) -> None:
         """Has a server lead it whose copy is whole, if there is one."""
