@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from fasti.cluster.names import ShardNames
 from fasti.cluster.nats import NatsConnection, NatsOptions
 from fasti.cluster.pack import Pack
 from fasti.cluster.pack_stream import PackStream
+from fasti.cluster.patience import insist
 from fasti.cluster.rescue import CacheAnswers
 from fasti.cluster.server_reports import SystemAccount, account_of
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
@@ -104,7 +107,7 @@ def test_what_the_streams_leader_has_lost_is_read_from_another_copy(damaged: Dam
     stream = PackStream(connection, damaged.names, rescue=storage.rescue)
     before = 0
     for place in range(1, state.last_sequence + 1):
-        pack = stream.read_from_leader(place, 5)
+        pack = insist("a pack", 60, partial(stream.read_from_leader, place, 5))
         assert isinstance(pack, Pack)
         assert (pack.place, pack.before) == (place, before)
         before = pack.checksum
@@ -200,12 +203,36 @@ def test_what_no_server_has_is_found_on_a_brokers_disk_or_is_corruption(
     assert blocks.shown_by(storage) == blocks.payloads
 
 
-def opens(damaged: Damaged) -> bool:
+def opens(damaged: Damaged, caches: LocalCaches | None = None) -> bool:
     """Corruption is raised; a copy that can't be asked now is asked again."""
     try:
-        Shard(damaged.storage(), SETTINGS).close(checkpoint=False)
+        Shard(damaged.storage(caches), SETTINGS).close(checkpoint=False)
     except Corruption:
         raise
     except FastiError:
         return False
     return True
+
+
+def test_what_a_cache_has_of_another_journal_is_not_taken(tmp_path: Path) -> None:
+    """As when a cluster was made anew under its old name: places begin with 1 again."""
+    servers = NatsServers(1)
+    try:
+        damaged = Damaged(servers, servers.connect())
+        damaged.settings = replace(damaged.settings, replicas=1)
+        old = damaged.caches(tmp_path / "old")
+        damaged.fill(old, 3)
+        for stream in damaged.names.streams:
+            damaged.connection.delete_stream(stream)
+        damaged.payloads.clear()
+        damaged.fill(None, 3)
+        servers.stop(0)
+        flip_marked(servers, 0, damaged.journal, damaged.markers(1))
+        servers.start(0)
+        damaged.connection.close()
+        damaged.connection = servers.connect()
+        with pytest.raises(Corruption):
+            wait_until(lambda: opens(damaged, old), "an answer")
+        damaged.connection.close()
+    finally:
+        servers.close()

@@ -50,6 +50,8 @@ class PackStream:
         self.name = names.journal_stream
         self._connection = connection
         self._kept, self._rescue = kept, rescue
+        # The journal's, by what was read last; 0: nothing was.
+        self._incarnation = 0
         self._cache: OrderedDict[int, Pack] = OrderedDict()
         self._cached_bytes = 0
         self._cache_bytes_max = cache_bytes
@@ -116,7 +118,7 @@ class PackStream:
             if message.sequence != place + number:
                 break
             try:
-                self.remember(self._decode(message))
+                self.remember(self._take(message))
             except Corruption:
                 break
         with self._lock:
@@ -138,19 +140,34 @@ class PackStream:
         if self._rescue is None:
             raise error
         _log.error("%s: it is looked for elsewhere", error)
-        for data in self._rescue.packs(place):
+        for found in self._rescue.packs(place):
             with suppress(Corruption, NewerFormat):
-                pack = self._decode(StoredMessage(place, self.names.journal_subject, data))
-                if before is None or pack.before == before:
+                message = StoredMessage(place, self.names.journal_subject, found.data)
+                pack = self._decode(message)
+                if (found.stored or self._fits(pack)) and before in (None, pack.before):
+                    self._keep(message)
                     self.remember(pack)
                     _log.warning("the pack at %d of %s was found elsewhere", place, self.name)
                     return pack
         raise error
 
+    def _fits(self, pack: Pack) -> bool:
+        """Whether a pack that is not from the stream is of this journal, and not of one of the same name before,
+        by the pack that the stream has beside it.
+        """
+        for place in (pack.place - 1, pack.place + 1):
+            with suppress(Corruption):
+                message = self._connection.get(self.name, place)
+                beside = None if message is None else self._take(message)
+                if beside is not None and beside.incarnation == pack.incarnation:
+                    first, second = (beside, pack) if place < pack.place else (pack, beside)
+                    return second.before == first.checksum
+        return self._incarnation == pack.incarnation
+
     def _ask_leader(self, place: int, timeout_s: float) -> Pack | Absence:
         message = self._connection.get(self.name, place, timeout_s=timeout_s)
         if message is not None:
-            pack = self._decode(message)
+            pack = self._take(message)
             self.remember(pack)
             return pack
         state = self.state(timeout_s)
@@ -163,6 +180,17 @@ class PackStream:
             return self._ask_leader(place, timeout_s)
         raise Corruption(f"{self.name} has no pack at {place}", file=self.name, offset=place)
 
+    def _take(self, message: StoredMessage) -> Pack:
+        """A pack of the stream itself. Raises `Corruption`."""
+        pack = self._decode(message)
+        self._incarnation = pack.incarnation
+        self._keep(message)
+        return pack
+
+    def _keep(self, message: StoredMessage) -> None:
+        if self._kept is not None:
+            self._kept.put(message.sequence, message.data)
+
     def _decode(self, message: StoredMessage) -> Pack:
         pack = decode_pack(message.data, self.name)
         if (pack.cluster, pack.shard, pack.place) != (*self.names, message.sequence):
@@ -172,8 +200,6 @@ class PackStream:
                 file=self.name,
                 offset=message.sequence,
             )
-        if self._kept is not None:
-            self._kept.put(pack.place, message.data)
         return pack
 
     def remember(self, pack: Pack) -> None:

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from fasti.cluster.damage import DamageBook
 from fasti.cluster.local_caches import LocalCaches
 from fasti.cluster.names import ShardNames
-from fasti.cluster.nats import NatsConnection, StoredMessage
+from fasti.cluster.nats import Answer, NatsConnection, StoredMessage
 from fasti.errors import TimedOut, Unavailable
 
 _log = logging.getLogger("fasti.cluster.rescue")
@@ -35,6 +35,15 @@ _GET_S = 1.0
 def cache_subject(cluster: str) -> str:
     """Where members are asked for what they have on their disks."""
     return f"{cluster}.cache"
+
+
+class Candidate(NamedTuple):
+    """What may be the message that is looked for. One that is ``stored`` comes from a copy of the stream itself;
+    caches may also have something of a stream that had its name before.
+    """
+
+    data: bytes
+    stored: bool
 
 
 class Rescue:
@@ -54,20 +63,20 @@ class Rescue:
         """Whether nothing of the shard may be removed now."""
         return self.book.is_held(self._names.streams)
 
-    def packs(self, place: int) -> Iterator[bytes]:
+    def packs(self, place: int) -> Iterator[Candidate]:
         """What may be the pack at this place. Raises `Unavailable` if a copy could not be asked."""
         stream = self._names.journal_stream
         self.book.doubt(stream)
         if self._caches is not None:
             own = self._caches.packs(self._names.shard).get(place)
             if own is not None:
-                yield own
+                yield Candidate(own, stored=False)
         yield from self._of_members({"place": place})
         yield from self._of_servers(
             stream, lambda: self._connection.get(stream, place, timeout_s=_GET_S)
         )
 
-    def parts(self, space: str, name: str, part: int, is_listed: bool) -> Iterator[bytes]:
+    def parts(self, space: str, name: str, part: int, is_listed: bool) -> Iterator[Candidate]:
         """What may be this part of a block; servers are asked only if it is known that there was one."""
         stream = self._names.blocks_stream
         if is_listed:
@@ -75,7 +84,7 @@ class Rescue:
         if self._caches is not None:
             own = self._caches.blocks(self._names.shard).message(space, name, part)
             if own is not None:
-                yield own
+                yield Candidate(own, stored=False)
         yield from self._of_members({"space": space, "name": name, "part": part})
         if is_listed or self.book.is_held([stream]):
             subject = self._names.part_subject(space, name, part)
@@ -83,16 +92,24 @@ class Rescue:
                 stream, lambda: self._connection.get(stream, subject=subject, timeout_s=_GET_S)
             )
 
-    def _of_members(self, what: dict[str, Any]) -> Iterator[bytes]:
+    def _of_members(self, what: dict[str, Any]) -> Iterator[Candidate]:
+        """The first answer; and if that was not it, those of all who answer within a while."""
         request = json.dumps({"shard": self._names.shard, **what}).encode()
-        with suppress(TimedOut, Unavailable):
-            subject = cache_subject(self._names.cluster)
-            answers = self._connection.gather(subject, request, _MEMBERS_S, lambda answer, _: False)
+        subject = cache_subject(self._names.cluster)
+        for is_last in (_is_any, _is_nobody):
+            try:
+                answers = self._connection.gather(subject, request, _MEMBERS_S, is_last)
+            except (TimedOut, Unavailable):
+                return
             for answer in answers:
                 if answer.data:
-                    yield answer.data
+                    yield Candidate(answer.data, stored=False)
+            if not answers or _is_nobody(answers[-1], 1):
+                return
 
-    def _of_servers(self, stream: str, get: Callable[[], StoredMessage | None]) -> Iterator[bytes]:
+    def _of_servers(
+        self, stream: str, get: Callable[[], StoredMessage | None]
+    ) -> Iterator[Candidate]:
         state = self._connection.stream_state(stream)
         if state is None:
             return
@@ -107,29 +124,37 @@ class Rescue:
                 continue
             _log.warning("%s is led by %s now, to look for what was lost", stream, server)
             if found is not None:
-                yield found.data
+                yield Candidate(found.data, stored=True)
         if unknown or len(state.followers) + 1 < int(state.config.get("num_replicas", 1)):
             away = ", ".join(unknown) or "one that is away"
             raise Unavailable(f"a copy of {stream} could not be asked: {away}")
 
 
+def _is_any(answer: Answer, number: int) -> bool:
+    return True
+
+
+def _is_nobody(answer: Answer, number: int) -> bool:
+    """The server itself says that nobody listens."""
+    return "Status" in answer.headers
+
+
 def lead_by(connection: NatsConnection, stream: str, server: str) -> None:
-    """Has a server lead a stream; returns when it does. Raises `TimedOut` or `Unavailable`."""
+    """Has a server lead a stream; returns when it does. Raises `TimedOut`.
+
+    A leader that has just been elected may refuse for a moment, or nobody answer.
+    """
     request = json.dumps({"placement": {"preferred": server}}).encode()
     until = time.monotonic() + _STEP_DOWN_S
-    while True:
-        state = connection.stream_state(stream, _GET_S)
-        if state is not None and state.leader == server:
-            return
-        if time.monotonic() > until:
-            raise TimedOut(f"{server} does not lead {stream}")
-        if state is not None and state.leader:
-            told = json.loads(
-                connection.ask(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", request, _STEP_DOWN_S)
-            )
-            if "error" in told:
-                raise Unavailable(f"NATS refuses: {told['error'].get('description', '')}")
+    while time.monotonic() < until:
+        with suppress(TimedOut, Unavailable):
+            state = connection.stream_state(stream, _GET_S)
+            if state is not None and state.leader == server:
+                return
+            if state is not None and state.leader:
+                connection.ask(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", request, _GET_S)
         time.sleep(_LOOK_S)
+    raise TimedOut(f"{server} does not lead {stream}")
 
 
 class CacheAnswers:

@@ -246,8 +246,8 @@ class StreamBlocks:
             pattern = self._names.part_subject(space, name, number)
             is_listed = bool(data or number or self._connection.subjects(self._stream, pattern))
             for found in self._rescue.parts(space, name, number, is_listed):
-                if _decode_or_none(name, number, found) is not None:
-                    return found
+                if _decode_or_none(name, number, found.data) is not None:
+                    return found.data
         if not data and not number:
             raise NotFound(f"there is no block {name}")
         if not data:

@@ -47,12 +47,6 @@ class ClusterProcess:
         self._settings, self._cluster = settings, settings.cluster
         self._connection = NatsConnection(nats_options(settings))
         self._book = DamageBook()
-        self._caches = LocalCaches(
-            settings.data / "cluster-cache",
-            settings.cluster,
-            _BLOCKS_CACHE_BYTES,
-            settings.nats_packs_size,
-        )
         try:
             self._servers = check_servers(settings, self._connection)
         except BaseException:
@@ -70,6 +64,11 @@ class ClusterProcess:
             self._servers.close()
             self._connection.close()
             raise
+        # A cluster that is made anew under its old name has blocks and packs of the same names.
+        directory = settings.data / "cluster-cache" / self.charter.identity
+        self._caches = LocalCaches(
+            directory, settings.cluster, _BLOCKS_CACHE_BYTES, settings.nats_packs_size
+        )
         self._member: ClusterMember | None = None
         self._watch: ClusterWatch | None = None
         self._answers: PeerAnswers | None = None
