@@ -23,7 +23,7 @@ class MemberView(NamedTuple):
     state: Liveness
     weight: float
     load: float
-    ahead_ms: int
+    ahead_ms: int = 0
 
 
 class ShardView(NamedTuple):
