@@ -46,9 +46,10 @@ class Trial:
 
     def send(self, count: int) -> None:
         with fasti.connect(self.cluster.address) as client, client.producer("t") as producer:
-            for _ in range(count):
+            for number in range(count):
                 payload = secrets.token_bytes(5_000)
-                producer.send(payload).result()
+                # A part of it on each shard.
+                producer.send(payload, partition=number % SHARDS).result()
                 self.payloads.add(payload)
 
     def stream(self, shard: int) -> str:

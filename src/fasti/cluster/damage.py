@@ -200,9 +200,11 @@ class DamageBook:
             return sorted(self._by_roll.values())
 
     def all_known(self, now: float) -> list[Damage]:
-        """Also what others tell; one for each server and stream, in order."""
+        """Also what others tell; one for each server and stream, in order. What is old is forgotten."""
         with self._lock:
-            told = [d for until, found in self._of_others.values() if until >= now for d in found]
+            for broker in [name for name, told in self._of_others.items() if told[0] < now]:
+                del self._of_others[broker]
+            told = [damage for _, found in self._of_others.values() for damage in found]
             known = {(damage.server, damage.stream): damage for damage in told}
             return sorted({**known, **self._by_state, **self._by_roll}.values())
 
@@ -216,10 +218,9 @@ class DamageBook:
         return {damage.server for damage in self.damages if damage.stream == stream}
 
     def is_held(self, streams: Iterable[str]) -> bool:
-        """Whether nothing may be removed from these streams now."""
+        """Whether nothing may be removed from these streams now; also by what the leader before has told."""
         with self._lock:
-            keys = [*self._by_state, *self._by_roll]
-            return any(
-                stream in self._doubts or any(key[1] == stream for key in keys)
-                for stream in streams
-            )
+            told = (damage for _, found in self._of_others.values() for damage in found)
+            held = {stream for _, stream in (*self._by_state, *self._by_roll)}
+            held |= {damage.stream for damage in told}
+            return any(stream in self._doubts or stream in held for stream in streams)

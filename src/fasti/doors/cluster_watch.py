@@ -49,6 +49,7 @@ _CURED_S = 30.0
 _FAILED_S = 10.0
 # A server that is damaged all over leads many streams: the rest is moved with the next look.
 _MOVES_S = 5.0
+_TELLS_S = 30.0
 # Of the time that a reading takes, so much more is paused.
 _PAUSES = 3.0
 
@@ -88,6 +89,8 @@ class ClusterWatch:
         self._problems: list[ServerProblem] = []
         self._look_at = 0.0
         self._readings: dict[str, _Reading] = {}
+        # Those of shards that are led elsewhere, and since when.
+        self._left: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
         self._reading: Generator[float, None, None] | None = None
         self._reads = ""
@@ -150,14 +153,22 @@ class ClusterWatch:
         for number in range(self._host.shards):
             streams |= self._names(number).streams
         self._book.note_states(damage_in_states(self._reports, before, streams))
-        left = self._readings.keys() - led.keys()
-        self._book.forget(left | {stream for stream in self._book.doubts if stream not in led})
-        for stream in left:
-            del self._readings[stream]
+        self._forget_left(led)
         self._act(led)
         told = {"broker": self._broker, "damages": self._book.own_findings}
         self._connection.send(damage_subject(self._cluster), json.dumps(told).encode())
         self._show()
+
+    def _forget_left(self, led: Mapping[str, bool]) -> None:
+        """What was found in shards that left is told for a while: until their new leader has read them."""
+        now = self._monotonic()
+        self._left = {
+            stream: self._left.get(stream, now) for stream in self._readings if stream not in led
+        }
+        gone = {stream for stream, since in self._left.items() if now - since > _TELLS_S}
+        self._book.forget(gone | {stream for stream in self._book.doubts if stream not in led})
+        for stream in gone:
+            del self._readings[stream]
 
     def _show(self) -> None:
         self._view = view_servers(

@@ -138,6 +138,13 @@ def test_the_book_holds_a_stream_until_it_is_found_whole() -> None:
     assert book.is_held([STREAM])
     book.note_states([])
     assert book.damages == []
+    # What the leader before has found counts as long as it is told.
+    told = Damage("c", STREAM, "has lost 1 message")
+    book.hear("b2", [told], until=10.0)
+    assert (book.all_known(9.0), book.damages) == ([told], [])
+    assert book.is_held([STREAM])
+    assert book.all_known(11.0) == []
+    assert not book.is_held([STREAM])
 
 
 def test_servers_that_may_lose_messages_are_named_with_what_to_write() -> None:
