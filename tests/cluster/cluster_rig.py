@@ -49,6 +49,7 @@ class Cluster:
             "cluster": self.name,
             "nats": ",".join(self.servers.urls),
             "nats_replicas": len(self.servers.urls),
+            "nats_system_credentials": str(self.servers.system_credentials),
             "shards": SHARDS,
             "broker_name": broker_name,
         }

@@ -19,6 +19,8 @@ from fasti.errors import FastiError
 
 _SERVER = Path(sys.executable).parent / "nats-server"
 _numbers = itertools.count(1)
+# Whoever has no name may do all the rest.
+_SYSTEM = "accounts { $SYS { users: [{ user: system, password: secret }] } }"
 
 
 def free_ports(count: int) -> list[int]:
@@ -46,11 +48,16 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60) -> 
 class NatsServers:
     """`count` servers of one cluster, each with a directory of its own. Always `close` it."""
 
-    def __init__(self, count: int = 3, max_payload: int = 1 << 20) -> None:
+    def __init__(
+        self, count: int = 3, max_payload: int = 1 << 20, sync: str = "always", extra: str = ""
+    ) -> None:
+        """`extra` is added to each server's settings; without it there is a user of the system account."""
         self.directory = Path(tempfile.mkdtemp(prefix="fasti-nats-"))
         ports = free_ports(2 * count)
         self.ports, self._routes = ports[:count], ports[count:]
-        self._max_payload = max_payload
+        self._max_payload, self._sync, self._extra = max_payload, sync, extra or _SYSTEM
+        self.system_credentials = self.directory / "system.txt"
+        self.system_credentials.write_text("system:secret\n")
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
         for number in range(count):
             self._write(number)
@@ -70,7 +77,8 @@ cluster {{ name: rig, listen: "127.0.0.1:{self._routes[number]}", routes: [{rout
 server_name: n{number}
 listen: "127.0.0.1:{self.ports[number]}"
 max_payload: {self._max_payload}
-jetstream {{ store_dir: "{self.directory}/n{number}", sync_interval: always, max_file: 4G }}
+jetstream {{ store_dir: "{self.directory}/n{number}", sync_interval: {self._sync}, max_file: 4G }}
+{self._extra}
 """
             + (cluster if len(self.ports) > 1 else "")
         )

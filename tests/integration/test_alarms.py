@@ -24,10 +24,12 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 OF_PROMETHEUS = {"up": {"job"}}
 # What a supervisor says of the processes of a broker: tests/shards/test_supervisor.py.
 OF_SUPERVISOR = {"fasti_process_up", "fasti_process_restarts_total"}
+# What a broker says of the NATS servers of its cluster: tests/cluster/test_damage_trial.py.
+OF_CLUSTERS = {"fasti_cluster_damaged_copies"}
 _TARGET_LABELS = {"instance", "job"}
 _LABELS_USED = {
     *("instance", "topic", "group", "op", "code", "command", "direction", "limit", "caller"),
-    *("thread", "process"),
+    *("thread", "process", "server"),
 }
 _WORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan"}
 _CODES = {
@@ -126,7 +128,7 @@ def busy(client: fasti.Client) -> None:
 def test_every_metric_is_told(samples: Samples) -> None:
     named = {name for expression in expressions() for name, _ in selectors(expression)}
     assert len(named) > 30
-    assert sorted(named - set(samples) - set(OF_PROMETHEUS) - OF_SUPERVISOR) == []
+    assert sorted(named - set(samples) - set(OF_PROMETHEUS) - OF_SUPERVISOR - OF_CLUSTERS) == []
 
 
 def test_every_label_is_told(samples: Samples) -> None:

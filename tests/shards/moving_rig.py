@@ -18,7 +18,7 @@ from fasti.broker.caller import PEER
 from fasti.broker.host import Host
 from fasti.config import ShardSettings
 from fasti.doors.flight import FlightDoor
-from fasti.errors import Fenced, NoQuorum, Unavailable
+from fasti.errors import Corruption, Fenced, NoQuorum, Unavailable
 from fasti.storage.memory_storage import MemoryStorage, OpenMemory
 from tests.shards.shards_rig import SETTINGS, close_host
 
@@ -44,6 +44,8 @@ class SharedStorage:
         self.answers.set()
         # How often a leader has proved that it leads.
         self.proofs = 0
+        # What it has lost, for whoever leads it.
+        self.damage: Corruption | None = None
 
     def take(self, epoch: int) -> TakenStorage:
         return TakenStorage(self, epoch)
@@ -58,6 +60,8 @@ class TakenStorage:
     def open(self, settings: ShardSettings, cut_after: int | None = None) -> Any:
         shared = self.shared
         with shared.lock:
+            if shared.damage is not None:
+                raise shared.damage
             if shared.epoch > self.epoch:
                 raise Fenced(f"epoch {shared.epoch} has begun")
             shared.epoch, shared.inner.is_open = self.epoch, False
@@ -68,6 +72,8 @@ class TakenStorage:
             raise NoQuorum("the servers of this shard are away", retry_after_us=10_000)
 
     def check(self) -> None:
+        if self.shared.damage is not None:
+            raise self.shared.damage
         if self.shared.epoch != self.epoch:
             raise Fenced(f"epoch {self.shared.epoch} has begun")
 

@@ -19,6 +19,7 @@ from fasti.client.flight_transport import FlightTransport
 from fasti.config import ShardSettings
 from fasti.errors import (
     AlreadyExists,
+    Corruption,
     Fenced,
     InvalidArgument,
     Moved,
@@ -94,6 +95,21 @@ def test_shards_that_come_at_once_are_opened_side_by_side() -> None:
             host.add(1, MemoryStorage(), 2)
     finally:
         close_host(host)
+
+
+def test_a_shard_that_has_lost_something_stops_alone_and_another_broker_may_lead_it(
+    three: Brokers,
+) -> None:
+    with load_on(three) as load:
+        load.go_on()
+        old, storage = three.leader(1), three.storages[1]
+        storage.damage = Corruption("a pack is lost", file="j-1", offset=7)
+        assert old.fenced[1].wait(WAIT_S)
+        assert old.host.failure is None
+        storage.damage = None
+        three.lead(1, three.all[2])
+        load.go_on(80)
+    assert [broker.host.numbers for broker in three.all] == [[0, 2], [3], [1]]
 
 
 def test_a_shard_that_nobody_leads_is_waited_for(three: Brokers) -> None:

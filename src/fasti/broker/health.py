@@ -75,6 +75,9 @@ def report(service: Service) -> dict[str, Any]:
     if told["ready"] and service.clock.read().state is ClockState.DOUBTING:
         # Work gets done, by the broker's own clock: whoever looks is told.
         told["reason"] = "clock_leap"
+    if host is not None and (alarms := host.alarms()):
+        # Work gets done, from what is whole.
+        told["alarms"] = alarms
     return told
 
 

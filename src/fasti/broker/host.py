@@ -73,7 +73,10 @@ class Host:
         self.cluster_view: Callable[[], dict[str, Any]] | None = None
         # And `drain`, with the broker's name and whether it is undone.
         self.cluster_drain: Callable[[str, bool], dict[str, Any]] | None = None
-        # Called with the number of a shard that was dropped because its storage is fenced, when it is closed.
+        # In a cluster: what an operator must know of its storage, in sentences.
+        self.alarms: Callable[[], list[str]] = list
+        # Set where another process may lead what this one can't: called with the number of a shard that was
+        # dropped because its storage is fenced, or has lost what it needs, when it is closed.
         self.on_fenced: Callable[[int], None] | None = None
         self.metrics = metrics or Metrics()
         self.stopping = False

@@ -2,7 +2,8 @@
 
 One that leaves politely admits nothing new, lets what was admitted become durable and be answered, tells its
 sessions where it is, and closes its storage. One whose storage is fenced has ended by itself (recovery.py): its
-callers know, and what worked for it is ended here. Either way the others of the process don't notice.
+callers know, and what worked for it is ended here. So has one of a cluster whose storage has lost what it needs:
+another broker may have it still. Either way the others of the process don't notice.
 
 Shards are opened side by side: a process that takes several over from one that died reads them all at once. Only
 what all of them have in common changes for one at a time, as does a shard that leaves. Any thread but the shards' own; `note_end` is for those.
@@ -16,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fasti.broker.shard_map import moved
-from fasti.errors import AlreadyExists, FastiError, InvalidArgument
+from fasti.broker.shard_map import Leader, moved
+from fasti.errors import AlreadyExists, Corruption, FastiError, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,9 +122,12 @@ class Moves:
 
     def note_end(self, number: int, shard: Shard) -> None:
         """A shard takes nothing any more. In the sequencer's last turn: nothing here waits."""
+        lost = self._host.on_fenced is not None and isinstance(shard.failure, Corruption)
+        if lost and shard.elsewhere is None:
+            shard.elsewhere = Leader(shard.epoch, None)
         if shard.elsewhere is None:
             self._fail()
-        elif shard.recovery.is_fenced:
+        elif shard.recovery.is_fenced or lost:
             self._host.map.forget(number, shard.epoch)
             # Nothing is left to do if it is on its way already.
             taken = self._host.take_out(number, shard)
@@ -136,7 +140,10 @@ class Moves:
     def _drop_fenced(self, number: int, shard: Shard, service: Service) -> None:
         with self._one_moves:
             # As text: who keeps the record keeps nothing of the shard.
-            _log.warning("shard %d is led elsewhere by now: %s", number, str(shard.failure))
+            if shard.recovery.is_fenced:
+                _log.warning("shard %d is led elsewhere by now: %s", number, str(shard.failure))
+            else:
+                _log.error("shard %d stops, the others go on: %s", number, str(shard.failure))
             self._let_go(number, shard, service)
             self._drops = [drop for drop in self._drops if drop.ident != threading.get_ident()]
         if self._host.on_fenced is not None:

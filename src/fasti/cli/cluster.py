@@ -31,6 +31,8 @@ Broker = Annotated[str, typer.Argument(metavar="BROKER", help="Its name, as `sta
 _DRAIN_S = 120.0
 # How often a cluster that is watched is looked at.
 _LOOK_S = 0.5
+# What a leader whose clock is ahead may be, before it gives its shards to others.
+_SKEW_MS = 250
 
 
 def _listen(text: str) -> Address:
@@ -49,17 +51,18 @@ def status(
         bool, typer.Option("--watch", "-w", help="Show it anew when it changes, until Ctrl-C.")
     ] = False,
 ) -> None:
-    """The brokers of a cluster, and who leads which shard. Ends with 1 if a shard has no leader.
+    """The brokers of a cluster, who leads which shard, and its NATS servers. Ends with 1 if anything is wrong.
 
-    It is what the first broker that answers knows of the others. With `--watch` and `--json` each change
-    is a line.
+    It is what the first broker that answers knows of the others: who lives, how far standbys are behind, in packs,
+    whether enough NATS servers keep each shard, whether they were checked, and damage. With `--watch` and `--json`
+    each change is a line.
 
     [dim]fasti cluster status --watch[/dim]
     """
     if not watch:
         view = _ask(client)
         _show(view, as_json)
-        fail_unless(not view["leaderless"])
+        fail_unless(not troubles_of(view))
         return
     with terminated_softly():
         for view in _changes(client):
@@ -87,46 +90,124 @@ def _changes(client: Client) -> Iterator[dict[str, Any]]:
                 print_error(error)
             last = error.code
         else:
-            now = json.dumps({**view, "broker": ""})
+            now = json.dumps({**view, "broker": "", "members": _steady(view["members"])})
             if now != last:
                 yield view
             last = now
         time.sleep(_LOOK_S)
 
 
+def _steady(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what is never twice the same."""
+    return [{**member, "load": 0, "ahead_ms": 0} for member in members]
+
+
 def _show(view: dict[str, Any], as_json: bool) -> None:
     if as_json:
         output.print_json(view)
         return
-    members, shards, leaderless = view["members"], view["shards"], view["leaderless"]
     typer.echo(f"cluster {view['cluster']}, as {view['broker']} sees it")
-    leads = [shard["leader"] for shard in shards]
+    _show_members(view)
+    _show_shards(view)
+    _show_servers(view)
+    troubles = troubles_of(view)
+    for trouble in troubles:
+        typer.secho(f"! {trouble}", fg="red", bold=True)
+    if not troubles:
+        typer.secho(f"{output.count_of(len(view['shards']), 'shard')}, all is well", fg="green")
+
+
+def _show_members(view: dict[str, Any]) -> None:
+    leads = [shard["leader"] for shard in view["shards"]]
     output.print_table(
-        *("broker", "address", "state", "shards>", "weight>", "load>", "clock>"),
+        *("broker", "address", "state", "leads>", "weight>", "load>", "clock>"),
         rows=(
             (
                 *(member["name"], member["address"], member["state"], leads.count(member["name"])),
-                *(f"{member['weight']:g}", f"{member['load']:.0%}"),
-                f"{member['clock_ahead_ms']:+.0f} ms",
+                *(f"{member['weight']:g}", f"{member['load']:.0%}", f"{member['clock_ahead_ms']:+.0f} ms"),
             )
-            for member in members
+            for member in view["members"]
         ),
     )
+
+
+def _show_shards(view: dict[str, Any]) -> None:
+    streams = {each["shard"]: each for each in view.get("streams", ())}
+
+    def quorum(shard: int) -> str:
+        if shard not in streams:
+            return "?"
+        kept = streams[shard]
+        return f"{kept['copies']} copies" if kept["has_quorum"] else "NO QUORUM"
+
     output.print_table(
-        *("shard>", "leader", "address", "epoch>", "standbys"),
+        *("shard>", "leader", "address", "epoch>", "standbys, behind by", "NATS", "led there by"),
         rows=(
             (
-                *(shard["shard"], shard["leader"] or "(none)", shard["address"] or ""),
-                *(shard["epoch"], ", ".join(shard["standbys"])),
+                *(
+                    shard["shard"],
+                    shard["leader"] or "(none)",
+                    shard["address"] or "",
+                    shard["epoch"],
+                ),
+                ", ".join(
+                    map(_standby, shard["standbys"], map(shard["lags"].get, shard["standbys"]))
+                ),
+                quorum(shard["shard"]),
+                (streams.get(shard["shard"]) or {}).get("leader") or "",
             )
-            for shard in shards
+            for shard in view["shards"]
         ),
     )
-    if leaderless:
-        numbers = ", ".join(map(str, leaderless))
-        typer.echo(f"without a leader: {numbers} of {output.count_of(len(shards), 'shard')}")
-    else:
-        typer.echo(f"{output.count_of(len(shards), 'shard')}, each with a leader")
+
+
+def _standby(name: str, lag: int | None) -> str:
+    return f"{name} (cold)" if lag is None else f"{name} {lag}"
+
+
+def _show_servers(view: dict[str, Any]) -> None:
+    if not view.get("servers"):
+        return
+    output.print_table(
+        *("NATS server", "version", "state", "leads streams>"),
+        rows=(
+            (server["name"], server["version"] or "", server["state"], server["leads"])
+            for server in view["servers"]
+        ),
+    )
+
+
+def troubles_of(view: dict[str, Any]) -> list[str]:
+    """What is wrong with a cluster, in sentences."""
+    found = []
+    for member in view["members"]:
+        if member["state"] != "alive" and member["weight"]:
+            # One that was drained may go.
+            found.append(f"broker {member['name']} is {member['state']}")
+        elif abs(member["clock_ahead_ms"]) > _SKEW_MS:
+            side = "ahead of" if member["clock_ahead_ms"] > 0 else "behind"
+            found.append(
+                f"the clock of broker {member['name']} is {abs(member['clock_ahead_ms']):.0f} ms {side} the others"
+            )
+    if view["leaderless"]:
+        numbers = ", ".join(map(str, view["leaderless"]))
+        count = output.count_of(len(view["shards"]), "shard")
+        found.append(f"without a leader: {numbers} of {count}")
+    lost = [str(each["shard"]) for each in view.get("streams", ()) if not each["has_quorum"]]
+    if lost:
+        found.append(f"no quorum in NATS for shard {', '.join(lost)}")
+    for server in view.get("servers", ()):
+        if server["problem"]:
+            found.append(server["problem"])
+        elif server["state"] == "away":
+            found.append(f"NATS server {server['name']} doesn't answer")
+    if "servers" in view and not view["servers"]:
+        found.append("no NATS server can be asked for its settings and for damage")
+    found += [
+        f"damage: the copy of {each['stream']} on NATS server {each['server']} {each['what']}"
+        for each in view.get("damages", ())
+    ]
+    return found
 
 
 @app.command()

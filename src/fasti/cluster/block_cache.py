@@ -55,6 +55,12 @@ class BlockCache:
             self._drop(file)
             return None
 
+    def message(self, space: str, name: str, number: int) -> bytes | None:
+        """A part as it is stored, if it is here and whole; for other members."""
+        if self.get(space, name, number) is None:
+            return None
+        return (self._directory / _file(space, name, number)).read_bytes()
+
     def put(self, space: str, name: str, number: int, message: bytes) -> None:
         """Keeps a part; a disk that is full or broken keeps nothing, which harms nobody."""
         file = _file(space, name, number)

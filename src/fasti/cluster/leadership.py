@@ -253,11 +253,11 @@ class Leadership:
         foreign = not self._drawn and self.incarnation not in (0, met.incarnation)
         if foreign or (known is not None and known != met.before):
             what = "belongs to another journal" if foreign else "doesn't follow the one before"
-            raise Corruption(
-                f"the pack at {place} of {self._stream.name} {what}",
-                file=self._stream.name,
-                offset=place,
-            )
+            name = self._stream.name
+            error = Corruption(f"the pack at {place} of {name} {what}", file=name, offset=place)
+            if foreign or known is None:
+                raise error
+            met = self._stream.find_elsewhere(place, error, known)
         self.incarnation, self._drawn = met.incarnation, False
         self._met = met
         self._note(met)

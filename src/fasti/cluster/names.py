@@ -58,6 +58,11 @@ class ShardNames(NamedTuple):
     def pointer_subject(self) -> str:
         return f"{self.cluster}.p.{self.shard}"
 
+    @property
+    def streams(self) -> dict[str, bool]:
+        """Its streams, and whether such a stream has no gaps: blocks go one by one."""
+        return {self.journal_stream: True, self.blocks_stream: False, self.pointer_stream: True}
+
     def part_subject(self, space: str, name: str, part: int | str) -> str:
         """Where one part of a block is; `space` tells blocks from manifests. `*` stands for any part."""
         return f"{self.cluster}.b.{self.shard}.{space}.{to_token(name)}.{part}"

@@ -68,6 +68,8 @@ class StreamState(NamedTuple):
     # The server that leads it; empty where there is one only.
     leader: str
     config: Mapping[str, Any]
+    # The other servers that keep it and can be reached, by name.
+    followers: tuple[str, ...] = ()
 
 
 class Answer(NamedTuple):
@@ -479,8 +481,11 @@ def _state(answer: Mapping[str, Any]) -> StreamState:
     state = answer["state"]
     last = int(state["last_seq"])
     first = int(state["first_seq"]) if state["messages"] else last + 1
-    leader = str((answer.get("cluster") or {}).get("leader", ""))
-    return StreamState(first, last, int(state["bytes"]), leader, answer["config"])
+    cluster = answer.get("cluster") or {}
+    replicas = cluster.get("replicas") or ()
+    followers = tuple(sorted(str(each["name"]) for each in replicas if not each.get("offline")))
+    leader, size_bytes = str(cluster.get("leader", "")), int(state["bytes"])
+    return StreamState(first, last, size_bytes, leader, answer["config"], followers)
 
 
 def _default(value: Any) -> Any:

@@ -2,16 +2,20 @@
 
 What a replica nearby gives is used if it is whole. A pack that it doesn't have, or has damaged, is read
 from the stream's leader, and only what the leader says counts: not there yet (`MISSING`), no longer
-there (`TRIMMED`), or `Corruption`, where a place between the stream's ends is empty. Nothing is skipped.
+there (`TRIMMED`), or damage, where a place between the stream's ends is empty, or has no whole pack. Then it
+is looked for elsewhere (`rescue.py`); if nobody has it, it is `Corruption`. Nothing is skipped.
 
-Packs that were read or written lately stay in memory, up to a bound. Any thread.
+Packs that were read or written lately stay in memory, up to a bound, and more of them on the local disk, where
+there is one (`pack_cache.py`). Any thread.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fasti.cluster.append_socket import AppendSocket
@@ -24,8 +28,12 @@ from fasti.cluster.nats import (
     stored_sequence,
 )
 from fasti.cluster.pack import Pack, decode_pack
+from fasti.cluster.pack_cache import PackCache
+from fasti.cluster.rescue import Rescue
 from fasti.cluster.writer_actions import MISSING, TRIMMED, Absence
-from fasti.errors import Corruption, Unavailable
+from fasti.errors import Corruption, NewerFormat, Unavailable
+
+_log = logging.getLogger("fasti.cluster.journal")
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -42,11 +50,21 @@ class PackStream:
     """The stream of one shard's journal."""
 
     def __init__(
-        self, connection: NatsConnection, names: ShardNames, cache_bytes: int = _CACHE_BYTES
+        self,
+        connection: NatsConnection,
+        names: ShardNames,
+        cache_bytes: int = _CACHE_BYTES,
+        *,
+        kept: PackCache | None = None,
+        rescue: Rescue | None = None,
     ) -> None:
+        """`kept` is the local disk; without `rescue` nothing is looked for elsewhere."""
         self.names = names
         self.name = names.journal_stream
         self._connection = connection
+        self._kept, self._rescue = kept, rescue
+        # The journal's, by what was read last; 0: nothing was.
+        self._incarnation = 0
         self._cache: OrderedDict[int, Pack] = OrderedDict()
         self._cached_bytes = 0
         self._cache_bytes_max = cache_bytes
@@ -93,12 +111,16 @@ class PackStream:
         """
         subject = self.names.journal_subject
         if self._appends is None:
-            message = b"".join(parts)
-            return self._connection.publish(
-                subject, message, last_sequence=expected_last, timeout_s=timeout_s
+            place = self._connection.publish(
+                subject, b"".join(parts), last_sequence=expected_last, timeout_s=timeout_s
             )
-        headers = ((LAST_SEQUENCE, str(expected_last)),)
-        return stored_sequence(self._appends.publish(subject, headers, parts, timeout_s))
+        else:
+            headers = ((LAST_SEQUENCE, str(expected_last)),)
+            answer = self._appends.publish(subject, headers, parts, timeout_s)
+            place = stored_sequence(answer)
+        if self._kept is not None:
+            self._kept.put(place, b"".join(parts))
+        return place
 
     def _leader(self) -> str:
         return self.state(_LOOK_S).leader
@@ -111,6 +133,8 @@ class PackStream:
     def trim(self, place: int) -> None:
         """Removes all packs up to this place."""
         self._connection.purge(self.name, below=place + 1)
+        if self._kept is not None:
+            self._kept.let_go(place)
         with self._lock:
             for old in [cached for cached in self._cache if cached <= place]:
                 self._cached_bytes -= _size(self._cache.pop(old))
@@ -133,7 +157,7 @@ class PackStream:
             if message.sequence != place + number:
                 break
             try:
-                self.remember(self._decode(message))
+                self.remember(self._take(message))
             except Corruption:
                 break
         if trust_end and not found:
@@ -143,10 +167,48 @@ class PackStream:
         return self.read_from_leader(place, timeout_s) if pack is None else pack
 
     def read_from_leader(self, place: int, timeout_s: float) -> Pack | Absence:
-        """What the stream's leader has at a place."""
+        """What the stream's leader has at a place, or whoever has it if that is damaged."""
+        try:
+            return self._ask_leader(place, timeout_s)
+        except Corruption as error:
+            return self.find_elsewhere(place, error)
+
+    def find_elsewhere(self, place: int, error: Corruption, before: int | None = None) -> Pack:
+        """A pack that the stream's leader has not, or not whole; ``before`` is the checksum that it must follow.
+
+        Raises `error` if nobody has it, `Unavailable` if somebody who may have it could not be asked.
+        """
+        if self._rescue is None:
+            raise error
+        _log.error("%s: it is looked for elsewhere", error)
+        for found in self._rescue.packs(place):
+            with suppress(Corruption, NewerFormat):
+                message = StoredMessage(place, self.names.journal_subject, found.data)
+                pack = self._decode(message)
+                if (found.stored or self._fits(pack)) and before in (None, pack.before):
+                    self._keep(message)
+                    self.remember(pack)
+                    _log.warning("the pack at %d of %s was found elsewhere", place, self.name)
+                    return pack
+        raise error
+
+    def _fits(self, pack: Pack) -> bool:
+        """Whether a pack that is not from the stream is of this journal, and not of one of the same name before,
+        by the pack that the stream has beside it.
+        """
+        for place in (pack.place - 1, pack.place + 1):
+            with suppress(Corruption):
+                message = self._connection.get(self.name, place)
+                beside = None if message is None else self._take(message)
+                if beside is not None and beside.incarnation == pack.incarnation:
+                    first, second = (beside, pack) if place < pack.place else (pack, beside)
+                    return second.before == first.checksum
+        return self._incarnation == pack.incarnation
+
+    def _ask_leader(self, place: int, timeout_s: float) -> Pack | Absence:
         message = self._connection.get(self.name, place, timeout_s=timeout_s)
         if message is not None:
-            pack = self._decode(message)
+            pack = self._take(message)
             self.remember(pack)
             return pack
         state = self.state(timeout_s)
@@ -156,8 +218,19 @@ class PackStream:
             return TRIMMED
         # It may have been stored since.
         if self._connection.get(self.name, place, timeout_s=timeout_s) is not None:
-            return self.read_from_leader(place, timeout_s)
+            return self._ask_leader(place, timeout_s)
         raise Corruption(f"{self.name} has no pack at {place}", file=self.name, offset=place)
+
+    def _take(self, message: StoredMessage) -> Pack:
+        """A pack of the stream itself. Raises `Corruption`."""
+        pack = self._decode(message)
+        self._incarnation = pack.incarnation
+        self._keep(message)
+        return pack
+
+    def _keep(self, message: StoredMessage) -> None:
+        if self._kept is not None:
+            self._kept.put(message.sequence, message.data)
 
     def _decode(self, message: StoredMessage) -> Pack:
         pack = decode_pack(message.data, self.name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -103,6 +104,8 @@ class Pointer:
         # Since when which place is in force here.
         self._in_force: deque[tuple[float, int]] = deque()
         self._floor = 0
+        # Set where damage may be found: while it says so nothing is trimmed or deleted.
+        self.is_held: Callable[[], bool] = lambda: False
 
     @staticmethod
     def stream_config(names: ShardNames, replicas: int) -> dict[str, Any]:
@@ -152,7 +155,7 @@ class Pointer:
         """Up to here the journal may be trimmed: the manifest of that place is in force for long enough."""
         while self._in_force and self._in_force[0][0] + self._grace_s <= time.monotonic():
             self._floor = self._in_force.popleft()[1]
-        return self._floor
+        return 0 if self.is_held() else self._floor
 
     def switch(self, manifest: str, version: int, position: int, place: Place) -> None:
         """Puts a manifest in force. `Fenced` if the pointer is another's, `NoQuorum` if nobody can tell.

@@ -6,7 +6,8 @@
 - A put that is refused or not answered is resolved by a read: the message there has this put's nonce,
   or another's.
 - Every part is checked when it is read. What a replica nearby doesn't have, or has damaged, is read
-  from the stream's leader. Parts are kept on the local disk (`block_cache.py`).
+  from the stream's leader, and if that has not got it either, looked for elsewhere (`rescue.py`). Parts are
+  kept on the local disk (`block_cache.py`).
 - The manifest is a block of a space of its own. To switch it is to store that block and change the
   pointer, which an older epoch can't do any more.
 - A deleted block is gone at once for this broker, and after a grace for others: a standby may be about
@@ -29,10 +30,11 @@ from typing import TYPE_CHECKING, Any
 from fasti.cluster.block_cache import BlockCache
 from fasti.cluster.block_part import PART_HEADER_BYTES, Part, decode_part, encode_part
 from fasti.cluster.names import ShardNames, from_token
-from fasti.cluster.nats import NatsConnection, Refused, StoredMessage
+from fasti.cluster.nats import NatsConnection, Refused
 from fasti.cluster.patience import DEFAULT_TIMEOUTS, Patience, Timeouts, insist
 from fasti.cluster.pointer import Place, Pointer, PointerRecord
 from fasti.cluster.pointer_owner import GRACE_S
+from fasti.cluster.rescue import Rescue
 from fasti.errors import (
     AlreadyExists,
     Corruption,
@@ -75,8 +77,10 @@ class StreamBlocks:
         locate: Callable[[bytes], tuple[int, Place]] = start_of_journal,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         grace_s: float = GRACE_S,
+        rescue: Rescue | None = None,
     ) -> None:
         self._connection, self._names, self._pointer = connection, names, pointer
+        self._rescue = rescue
         self._cache = cache
         self.locate = locate
         self._timeouts, self._grace_s = timeouts, grace_s
@@ -166,6 +170,8 @@ class StreamBlocks:
 
     def sync(self) -> None:
         """A put is durable already. What was deleted goes from the stream when its grace is over."""
+        if self._pointer.is_held():
+            return
         now = time.monotonic()
         with self._lock:
             due = [name for name, moment in self._leaving.items() if moment <= now]
@@ -181,6 +187,15 @@ class StreamBlocks:
 
     def size(self, name: str) -> int:
         return self._part(_BLOCKS, self._check_there(name), 0).size
+
+    def read_stored(self, name: str) -> int:
+        """The block's size, after all of it was read from the stream, whatever the local disk has."""
+        number, parts, size = 0, 1, 0
+        while number < parts:
+            fetch = partial(self._fetch, _BLOCKS, self._check_there(name), number)
+            part = insist(self._stream, self._timeouts.call_s, fetch)
+            number, parts, size = number + 1, part.parts, part.size
+        return size
 
     def _check_there(self, name: str) -> str:
         with self._lock:
@@ -213,19 +228,34 @@ class StreamBlocks:
     def _fetch(self, space: str, name: str, number: int) -> Part:
         subject = self._names.part_subject(space, name, number)
         message = self._connection.get_direct(self._stream, subject, self._wait_s)
-        part = None if message is None else _decode_or_none(name, number, message)
+        data = b"" if message is None else message.data
+        part = _decode_or_none(name, number, data)
         if part is None:
             message = self._connection.get(self._stream, subject=subject, timeout_s=self._wait_s)
-            if message is None:
-                if number:
-                    file = f"blocks/{name}"
-                    raise Corruption(f"part {number} of {file} is missing", file=file, offset=0)
-                raise NotFound(f"there is no block {name}")
-            part = decode_part(name, number, message.data)
-        assert message is not None
+            data = b"" if message is None else message.data
+            part = _decode_or_none(name, number, data)
+        if part is None:
+            data = self._find_elsewhere(space, name, number, data)
+            part = decode_part(name, number, data)
         if self._cache is not None:
-            self._cache.put(space, name, number, message.data)
+            self._cache.put(space, name, number, data)
         return part
+
+    def _find_elsewhere(self, space: str, name: str, number: int, data: bytes) -> bytes:
+        """A part that the stream's leader has not, or not whole, which is `data`."""
+        if self._rescue is not None:
+            # A server that can't read a message may know of its subject all the same.
+            pattern = self._names.part_subject(space, name, number)
+            is_listed = bool(data or number or self._connection.subjects(self._stream, pattern))
+            for found in self._rescue.parts(space, name, number, is_listed):
+                if _decode_or_none(name, number, found.data) is not None:
+                    return found.data
+        if not data and not number:
+            raise NotFound(f"there is no block {name}")
+        if not data:
+            file = f"blocks/{name}"
+            raise Corruption(f"part {number} of {file} is missing", file=file, offset=0)
+        return data
 
     def list(self, prefix: str = "") -> list[str]:
         with self._lock:
@@ -254,6 +284,9 @@ class StreamBlocks:
 
     def sweep(self, epoch: int) -> None:
         """For a leader that has claimed the pointer: what older ones left half stored, and manifests."""
+        if self._pointer.is_held():
+            # A part may only seem to be missing. What is left over goes with the next leader.
+            return
         record = self._pointer.record
         for name in self._names_of(_BLOCKS, "*") - self._names_of(_BLOCKS, "0"):
             if epoch_in(name) < epoch:
@@ -316,9 +349,9 @@ class StreamBlocks:
         return version
 
 
-def _decode_or_none(name: str, number: int, message: StoredMessage) -> Part | None:
+def _decode_or_none(name: str, number: int, data: bytes) -> Part | None:
     try:
-        return decode_part(name, number, message.data)
+        return decode_part(name, number, data)
     except Corruption:
         return None
 

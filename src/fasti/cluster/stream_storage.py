@@ -21,14 +21,16 @@ from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING
 
-from fasti.cluster.block_cache import BlockCache
+from fasti.cluster.damage import DamageBook
 from fasti.cluster.leadership import Leadership
+from fasti.cluster.local_caches import LocalCaches
 from fasti.cluster.names import ShardNames, check_broker
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.pack_stream import PackStream
 from fasti.cluster.patience import DEFAULT_TIMEOUTS, Timeouts, insist
 from fasti.cluster.pointer import Place, Pointer
 from fasti.cluster.pointer_owner import GRACE_S
+from fasti.cluster.rescue import Rescue
 from fasti.cluster.stream_blocks import StreamBlocks
 from fasti.cluster.stream_journal import DEFAULT_PACK_BYTES, JournalLimits, StreamJournal
 from fasti.config import ShardSettings
@@ -40,7 +42,7 @@ from fasti.storage.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """How a cluster keeps its shards. The same for all brokers of a cluster, but for the last four."""
+    """How a cluster keeps its shards. The same for all brokers of a cluster, but for the last five."""
 
     cluster: str
     # In how many servers each stream is kept: 3, or 1 without replication.
@@ -53,9 +55,10 @@ class StreamSettings:
     # How long what was put out of force stays for those who still read it.
     grace_s: float = GRACE_S
     timeouts: Timeouts = DEFAULT_TIMEOUTS
-    # Where blocks are cached, and how many bytes of each shard's; None: nowhere.
+    # Where blocks and packs are cached, and how many bytes of each shard's; None: nowhere.
     cache_directory: Path | None = None
     cache_bytes: int = 1 << 30
+    packs_bytes: int = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,23 @@ class StreamStorage:
         shard: int,
         broker: str,
         address: str = "",
+        *,
+        caches: LocalCaches | None = None,
+        book: DamageBook | None = None,
     ) -> None:
+        """`caches` and `book` are the process's, where it has some; else it makes its own."""
         self._connection, self._settings = connection, settings
         self._names = ShardNames.of(settings.cluster, shard)
         self._broker, self._address = check_broker(broker), address
-        self._cache: BlockCache | None = None
+        if caches is None and settings.cache_directory is not None:
+            caches = LocalCaches(
+                settings.cache_directory,
+                settings.cluster,
+                settings.cache_bytes,
+                settings.packs_bytes,
+            )
+        self._caches = caches
+        self.rescue = Rescue(connection, self._names, book or DamageBook(), caches)
         self._lost: Fenced | None = None
         # Of the last opening; 0 before the first.
         self._epoch = 0
@@ -142,16 +157,16 @@ class StreamStorage:
         """The shard's streams, made if they are missing. ``cache_bytes`` bound the packs in memory."""
         self.ensure_streams()
         own, names = self._settings, self._names
-        if self._cache is None and own.cache_directory is not None:
-            directory = own.cache_directory / f"{own.cluster}-{names.shard}"
-            self._cache = BlockCache(directory, own.cache_bytes)
+        cache = None if self._caches is None else self._caches.blocks(names.shard)
+        kept = None if self._caches is None else self._caches.packs(names.shard)
         pointer = Pointer(self._connection, names, own.timeouts, own.grace_s)
+        pointer.is_held = self.rescue.is_held
         blocks = StreamBlocks(
-            self._connection, names, pointer, self._cache,
-            timeouts=own.timeouts, grace_s=own.grace_s,
+            self._connection, names, pointer, cache,
+            timeouts=own.timeouts, grace_s=own.grace_s, rescue=self.rescue,
         )  # fmt: skip
         bound = {} if cache_bytes is None else {"cache_bytes": cache_bytes}
-        stream = PackStream(self._connection, names, **bound)
+        stream = PackStream(self._connection, names, **bound, kept=kept, rescue=self.rescue)
         leadership = Leadership(stream, pointer, self._broker, self._address, own.timeouts)
         return ShardStreams(stream, pointer, leadership, blocks)
 
@@ -242,11 +257,10 @@ class OpenStream:
         return True
 
     def scrub(self, manifest: Manifest, pace: Callable[[int], None]) -> Iterator[ScrubFinding]:
-        """Reads every block from the stream, not from the cache."""
+        """Reads every block from the stream, not from the cache, which keeps what may be lost there."""
         for name in sorted(manifest.names):
-            self.blocks.let_go(name)
             try:
-                pace(len(self.blocks.get(name)))
+                pace(self.blocks.read_stored(name))
             except Corruption as error:
                 yield ScrubFinding(error.file, error.offset, error.message)
 

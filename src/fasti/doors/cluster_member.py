@@ -48,9 +48,9 @@ from fasti.cluster.stream_storage import OpenStream, StreamStorage
 from fasti.cluster.writer_actions import Role
 from fasti.core.engine import Engine
 from fasti.core.layout import ShardPlace
-from fasti.doors.cluster_standbys import Standbys
 from fasti.doors.cluster_clock import ClockWatch
-from fasti.errors import FastiError
+from fasti.doors.cluster_standbys import Standbys
+from fasti.errors import Corruption, FastiError
 from fasti.settings.values import read_address
 
 _log = logging.getLogger("fasti.broker.cluster")
@@ -65,6 +65,8 @@ _PAUSE_MS = 500
 _HASTE_MS = 1_000
 # So often it is looked at how far a shard is whose callers wait.
 _HELD_S = 0.01
+# After one that found that something is lost: every server and every broker was asked for it.
+_LOST_PAUSE_MS = 10_000
 # For so long beats say that a shard was let go.
 _YIELDS_MS = 3_000
 
@@ -382,7 +384,8 @@ class ClusterMember:
                 self._standbys.put_back(shard)
             if not isinstance(error, FastiError):
                 raise
-            self._pause_until[shard] = self._now_ms() + _PAUSE_MS
+            pause_ms = _LOST_PAUSE_MS if isinstance(error, Corruption) else _PAUSE_MS
+            self._pause_until[shard] = self._now_ms() + pause_ms
             extra = fields(shard=shard, code=error.code, why=error)
             _log.warning("a shard could not be taken over", extra=extra)
             return

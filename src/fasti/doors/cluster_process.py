@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import ssl
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,31 +16,43 @@ from fasti.broker.host import Host
 from fasti.broker.metrics.counts import Metrics
 from fasti.cluster.bulletins import MemberSubjects
 from fasti.cluster.charter import settle_charter
+from fasti.cluster.damage import DamageBook
+from fasti.cluster.local_caches import LocalCaches
 from fasti.cluster.member_records import MemberRecord, MemberSettings
-from fasti.cluster.nats import NatsConnection, NatsOptions
+from fasti.cluster.nats import NatsConnection
+from fasti.cluster.rescue import CacheAnswers
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.doors.cluster_drain import Drains
 from fasti.doors.cluster_member import ClusterMember
 from fasti.doors.cluster_peers import ClusterPeers, PeerAnswers
+from fasti.doors.cluster_watch import ClusterWatch
+from fasti.doors.nats_check import check_servers, nats_options
 from fasti.errors import Unavailable
 from fasti.runtime import Runtime
 from fasti.settings.load import ServeSettings
 from fasti.settings.values import Address
+
+# Of each shard's blocks, on the local disk.
+_BLOCKS_CACHE_BYTES = 1 << 30
 
 
 class ClusterProcess:
     """One per process of a cluster. For one thread."""
 
     def __init__(self, settings: ServeSettings, runtime: Runtime | None = None) -> None:
-        """Raises `unavailable` if NATS doesn't answer, `invalid_argument` if the cluster is another one."""
+        """Raises `unavailable` if NATS doesn't answer, `unauthenticated` if it doesn't want this broker,
+        `invalid_argument` if its servers are not to be trusted, or the cluster is another one.
+        """
         assert settings.cluster is not None
         assert settings.nats is not None
         self._settings, self._cluster, self._runtime = settings, settings.cluster, runtime
-        credentials = settings.nats_credentials
-        tls = ssl.create_default_context(cafile=str(settings.nats_ca)) if settings.nats_ca else None
-        self._connection = NatsConnection(
-            NatsOptions(settings.nats, tls, str(credentials) if credentials else None)
-        )
+        self._connection = NatsConnection(nats_options(settings))
+        self._book = DamageBook()
+        try:
+            self._servers = check_servers(settings, self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
         try:
             self.charter = settle_charter(
                 self._connection,
@@ -51,10 +62,18 @@ class ClusterProcess:
                 secrets.token_hex(8),
             )
         except BaseException:
+            self._servers.close()
             self._connection.close()
             raise
+        # A cluster that is made anew under its old name has blocks and packs of the same names.
+        directory = settings.data / "cluster-cache" / self.charter.identity
+        self._caches = LocalCaches(
+            directory, settings.cluster, _BLOCKS_CACHE_BYTES, settings.nats_packs_size
+        )
         self._member: ClusterMember | None = None
+        self._watch: ClusterWatch | None = None
         self._answers: PeerAnswers | None = None
+        self._cache_answers: CacheAnswers | None = None
 
     def make_host(self, metrics: Metrics) -> Host:
         """A host without a shard."""
@@ -77,7 +96,10 @@ class ClusterProcess:
         view = None if self._member is None else self._member.view
         if view is None:
             raise Unavailable("this broker has not joined its cluster yet", retry_after_us=100_000)
-        return view.to_json()
+        told = view.to_json()
+        if self._watch is not None:
+            told |= self._watch.to_json()
+        return told
 
     def join(self, host: Host, listen: Address) -> None:
         """Clients are served at this address: shards may come."""
@@ -100,8 +122,20 @@ class ClusterProcess:
         host.peers = peers = ClusterPeers(self._connection, subjects, member.leader_of)
         host.cluster_drain = Drains(member, peers, weight).carry_out
         self._answers = PeerAnswers(host, self._connection, subjects.call(name))
+        self._cache_answers = CacheAnswers(self._connection, self._cluster, self._caches)
+        self._watch = ClusterWatch(
+            host,
+            self._connection,
+            self._cluster,
+            name,
+            self._servers,
+            self._book,
+            self._settings.nats_replicas,
+        )
+        host.alarms = self._watch.alarms
         self._member = member
         member.start()
+        self._watch.start()
 
     def _storage(self, name: str, address: str, shard: int) -> StreamStorage:
         settings = self._settings
@@ -112,17 +146,26 @@ class ClusterProcess:
             reserve_bytes=settings.nats_journal_size // 16,
             # No bound of their own: NATS would set so much aside at once.
             blocks_bytes=-1,
-            cache_directory=settings.data / "cluster-cache",
         )
-        return StreamStorage(self._connection, streams, shard, name, address)
+        return StreamStorage(
+            *(self._connection, streams, shard, name, address),
+            caches=self._caches,
+            book=self._book,
+        )
 
     def leave(self) -> None:
         """Lets the shards go; behind the last session's end."""
+        if self._watch is not None:
+            self._watch.stop()
         if self._member is not None:
             self._member.stop()
         if self._answers is not None:
             self._answers.close()
+        if self._cache_answers is not None:
+            self._cache_answers.close()
 
     def close(self) -> None:
         """When the host is closed."""
+        self._caches.close()
+        self._servers.close()
         self._connection.close()

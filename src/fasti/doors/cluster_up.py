@@ -24,6 +24,7 @@ from fasti.doors.lifetime import Asks
 from fasti.doors.nats_servers import (
     find_server,
     server_command,
+    system_credentials,
     wait_for_servers,
     write_config,
 )
@@ -244,6 +245,7 @@ def broker_command(plan: ClusterPlan, number: int, name: str, ready_fd: int) -> 
         "cluster": CLUSTER,
         "nats": ",".join(plan.nats_urls),
         "nats-replicas": len(plan.ports),
+        "nats-system-credentials": system_credentials(plan),
         "nats-journal-size": plan.journal_bytes,
         "shards": plan.shards,
         "broker-name": name,

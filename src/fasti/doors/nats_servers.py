@@ -15,6 +15,7 @@ from fasti.errors import FastiError
 # Beside the journals; blocks have no bound of their own.
 _BLOCKS_BYTES = 8 << 30
 _LOOK_S = 0.1
+_SYSTEM_USER = "system"
 # Runs before the server in its process: when the one that started it is gone, however that ended, so is the
 # server. Where the system can't do that (it is Linux's) nothing is lost but that.
 _TIED = """
@@ -51,7 +52,8 @@ def server_command(program: str, config: Path, parent: int) -> list[str]:
 
 
 def write_config(plan: ClusterPlan, number: int) -> Path:
-    """The settings of one of the servers."""
+    """The settings of one of the servers, and how brokers ask it for them."""
+    system_credentials(plan).write_text(f"{_SYSTEM_USER}:{_SYSTEM_USER}\n")
     name = f"nats{number + 1}"
     routes = ", ".join(f'"nats://{NATS_HOST}:{port}"' for port in plan.routes)
     cluster = f'cluster {{ name: fasti, listen: "{NATS_HOST}:{plan.routes[number]}", routes: [{routes}] }}\n'
@@ -66,10 +68,17 @@ listen: "{NATS_HOST}:{plan.ports[number]}"
 max_payload: 8MB
 # What is acknowledged is on the disk.
 jetstream {{ store_dir: "{store}", sync_interval: always, max_file: {room_bytes} }}
+# Brokers ask each server for its settings and for damage.
+accounts {{ $SYS {{ users: [{{ user: {_SYSTEM_USER}, password: {_SYSTEM_USER} }}] }} }}
 """
         + (cluster if len(plan.ports) > 1 else "")
     )
     return path
+
+
+def system_credentials(plan: ClusterPlan) -> Path:
+    """The file by which brokers are users of the servers' system account; nobody else reaches them anyway."""
+    return plan.directory / "nats-system.txt"
 
 
 def wait_for_servers(plan: ClusterPlan, is_over: Callable[[], bool]) -> bool:

@@ -9,6 +9,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ONLY_IN_CLUSTERS = (
+    *("nats", "broker_name", "nats_credentials", "nats_ca", "nats_cert", "nats_key"),
+    *("nats_system_credentials", "nats_monitors"),
+)
 _SCHEMES = ("nats", "tls", "ws", "wss")
 _WEIGHT_MAX = 1_000
 
@@ -68,8 +72,45 @@ class NatsUrls:
         except ValueError:
             good = False
         if not good:
-            raise ValueError(f"{text!r} is not an address of NATS like nats://127.0.0.1:4222")
+            raise ValueError(
+                f"{_hide(text)!r} is not an address of NATS like nats://127.0.0.1:4222"
+            )
         return url
+
+    def show(self, value: Any) -> str:
+        return ",".join(value)
+
+    def hide(self, value: Any) -> str:
+        """To be read by anybody: without users and passwords."""
+        return ",".join(map(_hide, value))
+
+
+def _hide(url: str) -> str:
+    scheme, mark, rest = url.rpartition("://")
+    _, at, host = rest.rpartition("@")
+    return f"{scheme}{mark}***@{host}" if at else url
+
+
+@dataclass(frozen=True, slots=True)
+class HttpUrls:
+    """Addresses of monitoring ports, joined by commas: `http://10.0.0.1:8222,http://10.0.0.2:8222`."""
+
+    metavar: str = "URL,..."
+
+    def read(self, raw: Any) -> tuple[str, ...]:
+        if not isinstance(raw, str):
+            raise ValueError(f"{raw!r} is not an address like http://127.0.0.1:8222")
+        return tuple(self._url(part.strip()) for part in raw.split(","))
+
+    def _url(self, text: str) -> str:
+        parts = urlsplit(text)
+        try:
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError(f"{text!r} is not an address like http://127.0.0.1:8222")
+        return text
 
     def show(self, value: Any) -> str:
         return ",".join(value)
@@ -78,7 +119,7 @@ class NatsUrls:
 def contradictions(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The key of what contradicts the rest, and why."""
     if values["cluster"] is None:
-        for key in ("nats", "broker_name", "nats_credentials", "nats_ca"):
+        for key in _ONLY_IN_CLUSTERS:
             if values[key] is not None:
                 yield (
                     key,
@@ -90,6 +131,9 @@ def contradictions(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
             "cluster",
             "cluster is given but nats isn't: a cluster is kept by NATS, name its servers",
         )
+    if (values["nats_cert"] is None) != (values["nats_key"] is None):
+        one, other = ("nats_cert", "nats_key") if values["nats_cert"] else ("nats_key", "nats_cert")
+        yield one, f"{one} is given but {other} isn't: a certificate needs its key"
     for key, said in (
         ("processes", values["processes"] > 1),
         ("peers", values["peers"] is not None),

@@ -14,7 +14,7 @@ from typing import Any
 
 from fasti.config import Durability, GuardSettings, ShardSettings
 from fasti.model import Limits
-from fasti.settings.cluster import NatsUrls, Weight, Word
+from fasti.settings.cluster import HttpUrls, NatsUrls, Weight, Word
 from fasti.settings.peers import SHARDS_MAX, Peers, ShardNumbers
 from fasti.settings.values import (
     Address,
@@ -165,7 +165,7 @@ BROKER: tuple[Setting, ...] = (
         "nats_credentials",
         FilePath(),
         None,
-        "With `cluster`: a file of credentials (`.creds`) for NATS.",
+        "With `cluster`: a file by which NATS knows this broker: a `.creds` file, or one line with `user:password` or a token. These may also stand in the addresses, like `nats://user:password@10.0.0.1`.",
     ),
     Setting(
         "nats_ca",
@@ -178,6 +178,37 @@ BROKER: tuple[Setting, ...] = (
         WholeNumber(least=0, most=2),
         1,
         "With `cluster`: how many brokers beside its leader follow each shard, ready to take it over. Each has in memory what the leader has. The same for all brokers of a cluster.",
+    ),
+    Setting(
+        "nats_cert",
+        FilePath(),
+        None,
+        "With `cluster`: a certificate by which NATS knows this broker, for servers that ask for one.",
+    ),
+    Setting("nats_key", FilePath(), None, "With `cluster`: the key of `nats_cert`."),
+    Setting(
+        "nats_system_credentials",
+        FilePath(),
+        None,
+        "With `cluster`: a file as in `nats_credentials`, of a user of NATS's system account. With it the servers are asked for their settings, and for damage.",
+    ),
+    Setting(
+        "nats_monitors",
+        HttpUrls(),
+        None,
+        "With `cluster`: the monitoring ports of all NATS servers, like `http://10.0.0.1:8222,http://10.0.0.2:8222`; they are asked instead, where there is no `nats_system_credentials`. Without both, port 8222 of the servers is tried.",
+    ),
+    Setting(
+        "nats_unchecked",
+        Switch(),
+        False,
+        "With `cluster`: start even if a NATS server acknowledges what it has not synced, is too old, or can't be asked. A power cut may then lose what was acknowledged.",
+    ),
+    Setting(
+        "nats_packs_size",
+        Size(least=0),
+        256 << 20,
+        "With `cluster`: how many bytes of each shard's journal this broker keeps on its own disk as well, against damage of NATS's files; 0: none.",
     ),
     Setting(
         "broker_name",

@@ -59,6 +59,12 @@ class ServeSettings:
     nats_credentials: Path | None
     nats_ca: Path | None
     standbys: int
+    nats_cert: Path | None
+    nats_key: Path | None
+    nats_system_credentials: Path | None
+    nats_monitors: tuple[str, ...] | None
+    nats_unchecked: bool
+    nats_packs_size: int
     broker_name: str | None
     weight: float
     listen: Address
@@ -126,7 +132,10 @@ def own_place(values: Mapping[str, Any]) -> ProcessPlace | None:
     return peers.place_at(values["advertise"], values["listen"])
 
 
-_FILES = ("tls_cert", "tls_key", "tls_client_ca", "credentials", "nats_credentials", "nats_ca")
+_FILES = (
+    *("tls_cert", "tls_key", "tls_client_ca", "credentials"),
+    *("nats_credentials", "nats_ca", "nats_cert", "nats_key", "nats_system_credentials"),
+)
 _OWN = tuple(setting.key for setting in BROKER if setting.key != "stop_within")
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fasti.settings.cluster import Weight
+from fasti.settings.cluster import NatsUrls, Weight
 from fasti.settings.declared import SETTINGS, Setting
 from fasti.settings.load import ServeSettings
 from fasti.settings.values import Listen, Switch, WholeNumber
@@ -33,7 +33,8 @@ def _lines(settings: ServeSettings) -> Iterator[str]:
 
 
 def _literal(setting: Setting, value: Any) -> str:
-    text = setting.kind.show(value)
+    kind = setting.kind
+    text = kind.hide(value) if isinstance(kind, NatsUrls) else kind.show(value)
     if isinstance(setting.kind, (WholeNumber, Weight, Switch)):
         return text
     # What JSON escapes, TOML's basic strings escape alike.

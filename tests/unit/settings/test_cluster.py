@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fasti.errors import InvalidArgument
-from fasti.settings.cluster import NatsUrls, Weight, Word
+from fasti.settings.cluster import HttpUrls, NatsUrls, Weight, Word
 from fasti.settings.load import load
 from fasti.settings.page import as_toml
 
@@ -79,6 +79,25 @@ def test_what_is_no_weight(raw: Any) -> None:
         Weight().read(raw)
 
 
+def test_a_secret_in_an_address_is_not_shown() -> None:
+    settings = load({**CLUSTER, "nats": "nats://me:secret@a:1,tls://b:2"}, {})
+    assert settings.nats == ("nats://me:secret@a:1", "tls://b:2")
+    assert "nats://***@a:1,tls://b:2" in as_toml(settings)
+    assert "secret" not in as_toml(settings)
+    with pytest.raises(ValueError, match="is not an address of NATS") as caught:
+        NatsUrls().read("ftp://me:secret@a:1")
+    assert "secret" not in str(caught.value)
+
+
+def test_addresses_of_monitoring_ports() -> None:
+    urls = ("http://a:8222", "https://[::1]:1")
+    assert HttpUrls().read("http://a:8222, https://[::1]:1") == urls
+    assert HttpUrls().read(HttpUrls().show(urls)) == urls
+    for raw in ("", "a:8222", "nats://a:1", "http://", "http://a:0", "http://a:b", 7, None):
+        with pytest.raises(ValueError, match="is not an address like"):
+            HttpUrls().read(raw)
+
+
 def test_a_cluster_survives_its_settings_file(tmp_path: Any) -> None:
     path = tmp_path / "fasti.toml"
     path.write_text(as_toml(load({**CLUSTER, "broker_name": "b", "shards": 4, "weight": "2"}, {})))
@@ -95,6 +114,9 @@ def test_a_cluster_survives_its_settings_file(tmp_path: Any) -> None:
         ({"cluster": "c"}, "cluster is given but nats isn't"),
         ({"nats": "a:1"}, "nats is given but cluster isn't"),
         ({"broker_name": "b"}, "broker_name is given but cluster isn't"),
+        ({"nats_monitors": "http://a:1"}, "nats_monitors is given but cluster isn't"),
+        ({**CLUSTER, "nats_cert": __file__}, "nats_cert is given but nats_key isn't"),
+        ({**CLUSTER, "nats_key": __file__}, "nats_key is given but nats_cert isn't"),
         ({**CLUSTER, "shards": 1}, "at least 2 shards"),
         (
             {**CLUSTER, "processes": 2, "shards": 2},

@@ -6,8 +6,9 @@ threads) stands there once, without that label. Where there is one shard the pag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
@@ -15,8 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from fasti.broker.metrics import cluster
 from fasti.broker.metrics import shares as share_metrics
-from fasti.broker.metrics.families import Families
 from fasti.broker.metrics.text import (
     BrokerCollector,
     one_scrape,
@@ -45,11 +46,6 @@ _OF_THE_SHARD = frozenset(
     )
 )
 _OF_THE_PROCESS = _OF_THE_SERVICE | _OF_THE_SHARD | {"fasti_build"}
-_OF_THE_CLUSTER = """
-fasti_clock_ahead_seconds  How far this broker's clock is ahead of the median of its cluster's.
-"""
-
-
 def write(host: Host) -> str:
     """One scrape."""
     registry = CollectorRegistry(auto_describe=False)
@@ -80,22 +76,12 @@ class _HostCollector(Collector):
         yield from BrokerCollector.build()
         yield from _only(service_families(host.metrics), _OF_THE_SERVICE)
         yield from share_metrics.collect(host.first.shares)
+        if host.cluster_view is not None:
+            # One that has just come has nothing to tell yet.
+            with suppress(FastiError):
+                yield from cluster.collect(host.cluster_view())
         for first in host.all_shards()[:1]:
             yield from _only(shard_families(first), _OF_THE_SHARD)
-        if host.cluster_view is not None:
-            yield from _of_cluster(host.cluster_view)
-
-
-def _of_cluster(view: Callable[[], dict[str, Any]]) -> Iterator[Metric]:
-    try:
-        seen = view()
-    except FastiError:
-        return  # It has not joined yet.
-    families = Families(_OF_THE_CLUSTER)
-    for member in seen["members"]:
-        if member["name"] == seen["broker"]:
-            families.add("fasti_clock_ahead_seconds", member["clock_ahead_ms"] / 1000)
-    yield from families
 
 
 def _only(families: Iterable[Metric], names: frozenset[str]) -> Iterator[Metric]:
