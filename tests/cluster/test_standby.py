@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fasti.cluster.stream_journal import StreamJournal
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.core import commands as co
 from fasti.core.engine import Engine
-from fasti.errors import Corruption, Fenced
+from fasti.errors import Corruption, Fenced, NoQuorum
 from fasti.storage.follower import Follower
 from fasti.storage.frames import StoredFrame
 from tests.cluster.nats_rig import new_cluster, wait_until
@@ -176,6 +177,34 @@ def test_what_can_not_be_right_makes_a_standby_begin_anew(
     assert list(shown(other)) == ids
     other.close(checkpoint=False)
     shard.close(checkpoint=False)
+
+
+def test_a_manifest_that_was_only_half_installed_is_not_gone_on_with(
+    nats: NatsConnection, settings: StreamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = lead(nats, settings, "first")
+    make_topic(shard)
+    standby = stand_by(nats, settings, "second")
+    ids = produce(shard, *[b"%d" % number for number in range(20)])
+    catch_up(standby, shard)
+    install = Follower._install_block
+
+    def fail(follower: Follower, *given: Any) -> None:
+        install(follower, *given)
+        monkeypatch.setattr(Follower, "_install_block", install)
+        raise NoQuorum("the servers are away")
+
+    monkeypatch.setattr(Follower, "_install_block", fail)
+    shard.checkpoint()
+    catch_up(standby, shard)
+    assert standby.loads == 2
+    other = take_over(standby)
+    other.checkpoint()
+    other.close(checkpoint=False)
+    shard.close(checkpoint=False)
+    third = open_shard(nats, settings, "third")
+    assert list(shown(third)) == ids
+    third.close(checkpoint=False)
 
 
 def test_a_standby_that_slept_over_a_trim_is_no_reason_to_skip_anything(

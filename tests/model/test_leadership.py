@@ -45,7 +45,7 @@ LONG = {
     "a standby": (2, Budget(packs=1, take_overs=2, faults=1, crashes=0, checkpoints=1, follows=1)),
     "a handover": (
         2,
-        Budget(packs=1, take_overs=3, faults=1, crashes=1, checkpoints=1, yields=1),
+        Budget(packs=2, take_overs=2, faults=1, crashes=1, checkpoints=1, yields=1),
     ),
 }
 

@@ -37,6 +37,7 @@ from fasti.cluster.writer_actions import (
     ReadPack,
     ReadPointer,
     ReportHole,
+    Role,
     StandDown,
 )
 from fasti.errors import Corruption, Fenced, StorageFailed, TimedOut, Unavailable
@@ -88,6 +89,11 @@ class Leadership:
         return self._writer.epoch
 
     @property
+    def role(self) -> Role:
+        """What this broker is to the shard."""
+        return self._writer.role
+
+    @property
     def sequence(self) -> int:
         """The place in the stream up to which all is known."""
         return self._writer.last
@@ -112,6 +118,9 @@ class Leadership:
                     # It is asked for the next time.
                     return packs < packs_max
                 packs += 1
+            if packs > 1 and patience.is_over:
+                # It is slow, and goes on: the caller has other things to do as well.
+                return False
             patience.check()
             action = self._do(action, patience)
         self._check_end(action)

@@ -34,9 +34,14 @@ class Patience:
         # What the server said last.
         self.reason = ""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been long enough."""
+        return time.monotonic() >= self._deadline
+
     def check(self) -> None:
         """Before each request: `NoQuorum` when it has been long enough."""
-        if time.monotonic() >= self._deadline:
+        if self.is_over:
             said = f"; the last answer: {self.reason}" if self.reason else ""
             raise NoQuorum(
                 f"too few NATS servers answer for {self._what}{said}", retry_after_us=1_000_000

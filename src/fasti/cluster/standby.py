@@ -22,6 +22,7 @@ from fasti.cluster.piece_reader import PieceReader
 from fasti.cluster.pieces import Pieces
 from fasti.cluster.pointer import PointerRecord
 from fasti.cluster.stream_storage import ShardStreams, StreamStorage
+from fasti.cluster.writer_actions import Role
 from fasti.core.engine import Engine
 from fasti.errors import Corruption, FastiError, Gone, NotFound
 from fasti.model import back_off
@@ -117,6 +118,9 @@ class Standby:
         except (Gone, NotFound, Corruption) as error:
             return self._begin_anew(error)
         except FastiError as error:
+            if self._work is not None:
+                # What was begun can't be gone on with.
+                return self._begin_anew(error)
             # NATS doesn't answer: what there is stays.
             _log.debug("shard %d: %s", self.shard, error)
             self._wait_until = time.monotonic() + _PAUSE_S
@@ -246,5 +250,7 @@ class Standby:
     def take_back(self) -> None:
         """It was not opened: follows again, with what there was if that is good still."""
         self._storage.followed = None
-        if self._follower is not None and self._follower.settled:
+        streams, follower = self._streams, self._follower
+        leads = streams is not None and streams.leadership.role in (Role.LEADER, Role.FENCED)
+        if leads or (follower is not None and not follower.is_whole):
             self._begin()

@@ -60,8 +60,9 @@ class Follower:
         self.engine, self._blocks = engine, blocks
         self.manifest: Manifest | None = None
         self.version = 0
-        # Once a shard has it, it follows no more.
-        self.settled = False
+        # Whether it may be gone on with: a load or an install that was begun and not ended leaves it half
+        # changed, and once a shard has it, it follows no more.
+        self.is_whole = True
         # How many frames were applied since the load began.
         self.applied = 0
         self._epochs: list[_Epoch] = []
@@ -83,10 +84,12 @@ class Follower:
 
     def load(self, manifest: Manifest, version: int) -> Iterator[None]:
         """Brings the fresh engine to the manifest's position, in pieces. Raises `Corruption`."""
+        self.is_whole = False
         yield from recover_in_pieces(self.engine, self._blocks, manifest, version)
         # Without a checkpoint there is no state to restore, not even where it begins.
         self.engine.state.next_frame = manifest.position + 1
         self.manifest, self.version = manifest, version
+        self.is_whole = True
         self._epochs = [_Epoch(self.engine.memory.epoch, manifest.position)]
         self._sizes.append((manifest.position, 0))
 
@@ -117,6 +120,7 @@ class Follower:
         assert old is not None
         if self.position < manifest.position:
             raise ValueError(f"frame {self.position} is before the manifest's {manifest.position}")
+        self.is_whole = False
         doubtful = self._doubtful(manifest.position)
         known = {block.number for block in old.blocks}
         new = [block for block in manifest.blocks if block.number not in known]
@@ -139,6 +143,7 @@ class Follower:
         while len(self._sizes) > 1 and self._sizes[1][0] <= manifest.position:
             self._sizes.popleft()
         self.manifest, self.version = manifest, version
+        self.is_whole = True
 
     def _doubtful(self, position: int) -> list[int]:
         """Epochs in which something may have changed behind a position; the last one always is."""
@@ -183,7 +188,7 @@ class Follower:
 
     def settle(self) -> list[int]:
         """The engine is a shard's from now on. Epochs whose changes its next checkpoint has to write."""
-        self.settled = True
+        self.is_whole = False
         for place, strays in self._strays.items():
             touch_rows(self.engine, place, strays)
         return [epoch.number for epoch in self._epochs[:-1]]
