@@ -59,10 +59,10 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     own = members.record
     addresses = {own.name: own.address}
     alive = members.alive(now_ms)
-    seen = [_member(own, "alive", 0.0, members.ahead_ms(own.name, alive))]
+    seen = [_member(own, "alive", 0.0, members.clocks.ahead_ms(own.name, alive))]
     for name, other in members.others.items():
         addresses[name] = other.record.address
-        ahead_ms = members.ahead_ms(name, alive)
+        ahead_ms = members.clocks.ahead_ms(name, alive)
         seen.append(_member(other.record, members.liveness(name, now_ms), other.load, ahead_ms))
     return ClusterView(
         cluster,

@@ -10,10 +10,8 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
 - The first in rank and the standbys follow the shard, and ping its leader.
 - A leader hands over to another that has ranked first for 10 s: it admits nothing, lets the other catch
   up, and yields. If that takes too long, or the other goes, or the journal doesn't answer, it admits again.
-- A leader whose clock is off the members' median by more than `max_skew` hands over at once, to the
-  best in rank whose clock is right; a candidate so far ahead does not stand. The median is over all that
-  live, oneself among them: one that is alone is never off. Of two, who is ahead is off, because early is
-  worse than late; who is behind is off where three or more can tell.
+- A leader whose clock is off the members' median by more than `max_skew` (`member_clocks.py`) hands over at
+  once, to the best in rank whose clock is right; a candidate so far ahead does not stand.
 - A leader of weight 0 (its operator empties it) hands over at once as well, one shard after the other, to the
   first in rank that is near its end and whose clock is right. If nobody can take a shard it goes on leading it.
 - One that has just started listens before it stands. One that has slept (`decide` came late) has heard
@@ -25,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import NamedTuple
 
+from fasti.cluster.member_clocks import MemberClocks
 from fasti.cluster.member_records import (
     BEAT_MS,
     Beat,
@@ -46,8 +44,6 @@ _SLEEP_MS = 1_000
 # Own beats come back within milliseconds. Behind such a gap the others may be on their way back as well.
 _DEAF_MS = 1_000
 _BACK_MS = 3_000
-# So many clocks can tell which one of them is behind.
-_CLOCKS_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +136,7 @@ class Members:
         self.record = record
         self._settings = settings or MemberSettings()
         self._others: dict[str, Sighting] = {}
+        self.clocks = MemberClocks(record.name, self._others, self._settings.max_skew_ms)
         self._claims = {shard: ShardClaim() for shard in shards}
         self._own: dict[int, ShardBeat] = {}
         # Since when which member ranks first.
@@ -184,11 +181,6 @@ class Members:
     def echo(self, now_ms: int) -> None:
         """This broker's own beat came back."""
         self._echo_ms = now_ms
-
-    def clock_was_set(self) -> None:
-        """This broker's own clock leapt: those of the others are not known until their next beats."""
-        for other in self._others.values():
-            other.forget_clock()
 
     def answer(self, name: str, now_ms: int) -> None:
         """A ping was answered."""
@@ -273,36 +265,6 @@ class Members:
         }
         return rank_members(shard, weights, self._settings.standbys)
 
-    def ahead_ms(self, name: str, alive: set[str]) -> float:
-        """How far a member's clock is ahead of the median of all that live; not known: 0."""
-        clocks = self._clocks(alive)
-        return clocks[name] - median(clocks.values()) if name in clocks else 0.0
-
-    def is_right(self, now_ms: int) -> bool:
-        """Whether enough others say that this broker's clock is."""
-        alive = self.alive(now_ms)
-        ahead_ms = self.ahead_ms(self.record.name, alive)
-        known = len(self._clocks(alive)) >= _CLOCKS_MIN
-        return known and abs(ahead_ms) <= self._settings.max_skew_ms
-
-    def _clocks(self, alive: set[str]) -> dict[str, float]:
-        """How far the clocks that are known are ahead of this broker's own, in milliseconds."""
-        clocks = {self.record.name: 0.0}
-        for other in alive - {self.record.name}:
-            ahead_us = self._others[other].ahead_us
-            if ahead_us is not None:
-                clocks[other] = ahead_us / 1000
-        return clocks
-
-    def _skewed(self, alive: set[str]) -> tuple[set[str], set[str]]:
-        """Whose clocks are ahead by too much, and whose are off either way."""
-        most_ms = self._settings.max_skew_ms
-        ahead_ms = {name: self.ahead_ms(name, alive) for name in alive}
-        early = {name for name, ahead in ahead_ms.items() if ahead > most_ms}
-        if len(self._clocks(alive)) < _CLOCKS_MIN:
-            return early, early
-        return early, early | {name for name, ahead in ahead_ms.items() if ahead < -most_ms}
-
     # What to do
 
     def decide(self, now_ms: int) -> DutyPlan:
@@ -311,7 +273,7 @@ class Members:
         duties: list[Duty] = []
         alive = self.alive(now_ms)
         # What came late tells nothing about clocks.
-        early, skewed = (set(), set()) if self.listens(now_ms) else self._skewed(alive)
+        early, skewed = (set(), set()) if self.listens(now_ms) else self.clocks.skewed(alive)
         wakes: list[int] = []
         pings: set[str] = set()
         for shard, claim in self._claims.items():

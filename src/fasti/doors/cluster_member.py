@@ -195,7 +195,9 @@ class ClusterMember:
         """Its own part in each shard, as it is now."""
         here = {shard.place.number: shard for shard in self._host.all_shards()}
         self._members.stalled = frozenset(
-            number for number, shard in here.items() if shard.ticks.stand or shard.no_quorum
+            number
+            for number, shard in here.items()
+            if shard.ticks.stand or shard.committer.no_quorum
         )
         for number in range(self._host.shards):
             shard, role = here.get(number), self._moving.get(number)
@@ -296,9 +298,10 @@ class ClusterMember:
     def _watch_clock(self, now_ms: int) -> None:
         ahead_us = self._clock_ahead_us()
         if abs(ahead_us - self._ahead_us) > _STEP_US:
-            self._members.clock_was_set()
+            self._members.clocks.forget()
         self._ahead_us = ahead_us
-        if self._host.clock.state is ClockState.DOUBTING and self._members.is_right(now_ms):
+        doubts = self._host.clock.state is ClockState.DOUBTING
+        if doubts and self._members.clocks.is_right(self._members.alive(now_ms)):
             # The others' clocks say the same: it was set right.
             self._host.clock.accept()
 

@@ -19,8 +19,22 @@ VIEW: dict[str, Any] = {
     "cluster": "local",
     "broker": "b1",
     "members": [
-        {"name": "b1", "address": "h:1", "state": "alive", "weight": 1.0, "load": 0.25},
-        {"name": "b2", "address": "h:2", "state": "gone", "weight": 1.0, "load": 0.0},
+        {
+            "name": "b1",
+            "address": "h:1",
+            "state": "alive",
+            "weight": 1.0,
+            "load": 0.25,
+            "clock_ahead_ms": 0.4,
+        },
+        {
+            "name": "b2",
+            "address": "h:2",
+            "state": "gone",
+            "weight": 1.0,
+            "load": 0.0,
+            "clock_ahead_ms": 0.0,
+        },
     ],
     "shards": [
         {"shard": 0, "leader": "b1", "epoch": 7, "address": "h:1", "standbys": ["b2"]},
@@ -54,7 +68,7 @@ def test_a_shard_without_a_leader_is_shown_and_ends_with_1(
     assert "cluster local, as b1 sees it" in answer.out
     assert "without a leader: 1 of 2 shards" in answer.out
     assert ["0", "b1", "h:1", "7", "b2"] in [line.split() for line in answer.out.splitlines()]
-    assert ["b1", "h:1", "alive", "1", "1", "25%"] in [
+    assert ["b1", "h:1", "alive", "1", "1", "25%", "+0", "ms"] in [
         line.split() for line in answer.out.splitlines()
     ]
 
