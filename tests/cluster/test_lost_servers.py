@@ -88,7 +88,7 @@ def lose_majority(servers: NatsServers) -> None:
 
 def wait_for_stand(shard: Shard) -> None:
     """Nothing becomes durable any more, and leases stand."""
-    wait_until(lambda: shard.no_quorum is not None and shard.ticks.stand, "the outage")
+    wait_until(lambda: shard.committer.no_quorum is not None and shard.ticks.stand, "the outage")
 
 
 def test_a_shard_waits_for_the_majority_with_its_sessions_and_leases(

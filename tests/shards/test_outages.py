@@ -52,7 +52,7 @@ def away(storage: SharedStorage) -> Iterator[None]:
 
 
 def wait_for_outage(shard: Shard) -> None:
-    wait_until(lambda: shard.no_quorum is not None, "the outage", WAIT_S)
+    wait_until(lambda: shard.committer.no_quorum is not None, "the outage", WAIT_S)
 
 
 def make_topic(shard: Shard) -> None:
@@ -93,7 +93,12 @@ def test_under_load_nothing_and_no_session_is_lost_and_other_shards_go_on(two: B
                 "messages of the other shards",
                 WAIT_S,
             )
-            assert [shard.no_quorum is None for shard in shards] == [True, False, True, True]
+            assert [shard.committer.no_quorum is None for shard in shards] == [
+                True,
+                False,
+                True,
+                True,
+            ]
         load.go_on()
         assert [dict(shard.sessions) for shard in shards] == sessions
     assert [shard.engine for shard in shards] == engines
@@ -235,7 +240,7 @@ def test_health_and_metrics_name_the_shards_without_quorum(two: Brokers) -> None
         assert 'fasti_no_quorum{shard="2"} 1.0' in host.metrics_text()
         assert 'fasti_no_quorum{shard="1"} 0.0' in host.metrics_text()
         two.storages[2].answers.set()
-        wait_until(lambda: shard.no_quorum is None, "the servers", WAIT_S)
+        wait_until(lambda: shard.committer.no_quorum is None, "the servers", WAIT_S)
         told = client.transport.call("health")[0]
         assert told["ready"]
         assert "no_quorum" not in told

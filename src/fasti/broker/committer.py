@@ -302,12 +302,14 @@ class Committer:
         if not self._batch:
             # Only a sync was due: the next step may take a batch.
             self._settle(False)
-        if self.no_quorum is None:
+        began, self.no_quorum = self.no_quorum is None, error
+        if began:
             self._no_quorum_since = self._monotonic()
             self.outages += 1
             extra = fields(name=self._driver.name, why=error)
             _log.warning("the shard waits for the servers that keep its journal", extra=extra)
-        self.no_quorum = error
+            # A sequencer that is to end may wait until there is room for more steps.
+            self._caught_up()
 
     def _end_append(self) -> None:
         """It is durable, or will never be."""

@@ -69,7 +69,7 @@ def report(service: Service) -> dict[str, Any]:
         told["reason"] = reason
         if host is not None and shard is not None:
             told["shard"] = shard.place.number
-    if without := [shard.place.number for shard in shards if shard.no_quorum is not None]:
+    if without := [shard.place.number for shard in shards if shard.committer.no_quorum is not None]:
         told["no_quorum"] = without
     told["ready"] = state == "serving" and reason is None
     if told["ready"] and service.clock.read().state is ClockState.DOUBTING:
@@ -85,7 +85,7 @@ def _reasons(shard: Shard) -> Iterator[str]:
     """Why no work gets done, the best known first: later ones may follow from it."""
     if shard.room.full:
         yield "storage_full"
-    if shard.no_quorum is not None:
+    if shard.committer.no_quorum is not None:
         yield "no_quorum"
     if shard.recovers:
         yield "recovering"

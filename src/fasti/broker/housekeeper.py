@@ -323,9 +323,9 @@ class Housekeeper:
     def _checkpoint(self) -> None:
         """One checkpoint, of the engine as it is when it begins."""
         shard = self._shard
-        if shard.no_quorum is not None:
+        if shard.committer.no_quorum is not None:
             # Other shards of the process have their turn meanwhile.
-            raise shard.no_quorum
+            raise shard.committer.no_quorum
         begin = self._monotonic()
         # The engine first: inputs for one that a recovery has replaced are refused, so that what they
         # bring never meets another engine's store.

@@ -104,7 +104,7 @@ class Sequencer:
         with self._wakeup:
             if self.closing or self.stopped:
                 raise self._is_closed()
-            if self._shard.no_quorum is not None and not request.waits_out:
+            if self._shard.committer.no_quorum is not None and not request.waits_out:
                 raise NoQuorum(
                     f"too few servers answer for shard {self._shard.name}: nothing was done",
                     retry_after_us=_NO_QUORUM_RETRY_US,
@@ -192,7 +192,7 @@ class Sequencer:
             return 0.0
         if self._held and not self.closing:
             return None
-        if self._shard.no_quorum is not None:
+        if self._shard.committer.no_quorum is not None:
             # At the end nothing is waited for: the committer gives up what it has.
             if not self.closing:
                 return None
@@ -345,7 +345,7 @@ class Sequencer:
 
     def _bulk_should_go_on(self) -> bool:
         """For the watchdog. Servers that are away are no fault of the broker's."""
-        return bool(self._bulk) and self._shard.no_quorum is None
+        return bool(self._bulk) and self._shard.committer.no_quorum is None
 
     def _may_take_bulk(self) -> bool:
         """Whether there is bulk, and room for it. While room is made, everything else goes on."""

@@ -250,11 +250,6 @@ class Shard:
         return self.recovery.failure
 
     @property
-    def no_quorum(self) -> FastiError | None:
-        """Why nothing becomes durable for now: too few of the servers that keep its journal answer."""
-        return self.committer.no_quorum
-
-    @property
     def recoveries(self) -> int:
         """How often it has recovered."""
         return self.recovery.count

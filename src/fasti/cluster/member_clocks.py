@@ -1,14 +1,13 @@
-"""How the clocks of members stand beside each other, as one of them sees them: by their beats.
+"""Whose clock is off, as one broker sees it: what its own is beside those of the others that live.
 
-Pure. The median of all that live is taken for the time. Of two, who is ahead is off, because early is worse
-than late; who is behind is off where three or more can tell.
+The median of all is taken for right, one's own among them: one that is alone is never off. Of two, who is
+ahead is off, because early is worse than late; who is behind is off where three or more can tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from statistics import median
-from typing import NamedTuple
 
 from fasti.cluster.member_records import Sighting
 
@@ -16,48 +15,40 @@ from fasti.cluster.member_records import Sighting
 _CLOCKS_MIN = 3
 
 
-class Skew(NamedTuple):
-    """Whose clocks are ahead by too much, and whose are off, either way."""
-
-    early: set[str]
-    off: set[str]
-
-
 class MemberClocks:
-    """Of this broker and the others. `alive` are the members that live, this one among them."""
+    """For whoever has the sightings. `alive` are names, this broker's own among them."""
 
-    def __init__(self, own: str, others: Mapping[str, Sighting], max_skew_ms: float) -> None:
+    def __init__(self, own: str, others: Mapping[str, Sighting], max_skew_ms: int) -> None:
         self._own, self._others, self._max_skew_ms = own, others, max_skew_ms
 
-    def was_set(self) -> None:
+    def ahead_ms(self, name: str, alive: Set[str]) -> float:
+        """How far a member's clock is ahead of the median of all that live; not known: 0."""
+        clocks = self._known_ms(alive)
+        return clocks[name] - median(clocks.values()) if name in clocks else 0.0
+
+    def is_right(self, alive: Set[str]) -> bool:
+        """Whether enough others say that this broker's own clock is."""
+        known = len(self._known_ms(alive)) >= _CLOCKS_MIN
+        return known and abs(self.ahead_ms(self._own, alive)) <= self._max_skew_ms
+
+    def skewed(self, alive: Set[str]) -> tuple[set[str], set[str]]:
+        """Whose clocks are ahead by too much, and whose are off either way."""
+        ahead_ms = {name: self.ahead_ms(name, alive) for name in alive}
+        early = {name for name, ahead in ahead_ms.items() if ahead > self._max_skew_ms}
+        if len(self._known_ms(alive)) < _CLOCKS_MIN:
+            return early, early
+        return early, early | {n for n, ahead in ahead_ms.items() if ahead < -self._max_skew_ms}
+
+    def forget(self) -> None:
         """This broker's own clock leapt: those of the others are not known until their next beats."""
         for other in self._others.values():
             other.forget_clock()
 
-    def ahead_ms(self, name: str, alive: set[str]) -> float:
-        """How far a member's clock is ahead of the median of all that live; not known: 0."""
-        clocks = self._ahead_of_own(alive)
-        return clocks[name] - median(clocks.values()) if name in clocks else 0.0
-
-    def is_right(self, alive: set[str]) -> bool:
-        """Whether enough others say that this broker's clock is."""
-        known = len(self._ahead_of_own(alive)) >= _CLOCKS_MIN
-        return known and abs(self.ahead_ms(self._own, alive)) <= self._max_skew_ms
-
-    def skew(self, alive: set[str]) -> Skew:
-        """Of all that live."""
-        ahead_ms = {name: self.ahead_ms(name, alive) for name in alive}
-        early = {name for name, ahead in ahead_ms.items() if ahead > self._max_skew_ms}
-        if len(self._ahead_of_own(alive)) < _CLOCKS_MIN:
-            return Skew(early, early)
-        late = {name for name, ahead in ahead_ms.items() if ahead < -self._max_skew_ms}
-        return Skew(early, early | late)
-
-    def _ahead_of_own(self, alive: set[str]) -> dict[str, float]:
-        """How far the clocks that are known are ahead of this broker's own, in milliseconds."""
+    def _known_ms(self, alive: Set[str]) -> dict[str, float]:
+        """How far clocks are ahead of this broker's own."""
         clocks = {self._own: 0.0}
-        for other in alive - {self._own}:
-            ahead_us = self._others[other].ahead_us
+        for name in alive - {self._own}:
+            ahead_us = self._others[name].ahead_us
             if ahead_us is not None:
-                clocks[other] = ahead_us / 1000
+                clocks[name] = ahead_us / 1000
         return clocks

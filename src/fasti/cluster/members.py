@@ -11,10 +11,8 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
 - The first in rank and the standbys follow the shard, and ping its leader.
 - A leader hands over to another that has ranked first for 10 s, one shard at a time: it admits nothing,
   lets the other catch up, and yields. If that takes too long, or the other goes, or the journal doesn't answer, it admits again.
-- A leader whose clock is off the members' median by more than `max_skew` hands over at once, to the
-  best in rank whose clock is right; a candidate so far ahead does not stand. The median is over all that
-  live, oneself among them: one that is alone is never off. Of two, who is ahead is off, because early is
-  worse than late; who is behind is off where three or more can tell.
+- A leader whose clock is off the members' median by more than `max_skew` (`member_clocks.py`) hands over at
+  once, to the best in rank whose clock is right; a candidate so far ahead does not stand.
 - A leader of weight 0 (its operator empties it) hands over at once as well, one shard after the other, to the
   first in rank that is near its end and whose clock is right. If nobody can take a shard it goes on leading it.
 - One that has just started listens before it stands. One that has slept (`decide` came late) has heard
@@ -278,7 +276,7 @@ class Members:
         duties: list[Duty] = []
         alive = self.alive(now_ms)
         # What came late tells nothing about clocks.
-        early, skewed = (set(), set()) if self.listens(now_ms) else self.clocks.skew(alive)
+        early, skewed = (set(), set()) if self.listens(now_ms) else self.clocks.skewed(alive)
         wakes: list[int] = []
         pings: set[str] = set()
         for shard, claim in self._claims.items():

@@ -27,7 +27,7 @@ class ClockWatch:
         """Notices that the clock was set; a leap that the clocks of the others have as well is believed."""
         ahead_us = self._measure_us()
         if abs(ahead_us - self._ahead_us) > _STEP_US:
-            self._clocks.was_set()
+            self._clocks.forget()
         self._ahead_us = ahead_us
         if self._clock.state is ClockState.DOUBTING and self._clocks.is_right(alive):
             self._clock.accept()

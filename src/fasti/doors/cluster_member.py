@@ -282,7 +282,9 @@ class ClusterMember:
         """Its own part in each shard, as it is now."""
         here = {shard.place.number: shard for shard in self._host.all_shards()}
         self._members.stalled = frozenset(
-            number for number, shard in here.items() if shard.ticks.stand or shard.no_quorum
+            number
+            for number, shard in here.items()
+            if shard.ticks.stand or shard.committer.no_quorum
         )
         for number in range(self._host.shards):
             shard, role = here.get(number), self._moving.get(number)

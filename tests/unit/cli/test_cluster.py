@@ -16,7 +16,7 @@ from fasti.settings.values import Address
 from tests.unit.cli.rig import Shell, run_here
 
 ANY = Address("127.0.0.1", 0)
-_B, _S = {"weight": 1.0, "ahead_ms": -3}, {"lags": {"b2": None}}
+_B, _S = {"weight": 1.0, "clock_ahead_ms": -3}, {"lags": {"b2": None}}
 VIEW: dict[str, Any] = {
     "cluster": "local",
     "broker": "b1",

@@ -77,7 +77,7 @@ def test_a_report_is_read_from_what_a_server_answers() -> None:
 
 
 def a_view(**more: Any) -> dict[str, Any]:
-    member = {"address": "a:1", "state": "alive", "weight": 1.0, "load": 0.0, "ahead_ms": 0}
+    member = {"address": "a:1", "state": "alive", "weight": 1.0, "load": 0.0, "clock_ahead_ms": 0}
     shard = {"leader": "b1", "epoch": 3, "address": "a:1", "standbys": ["b2"], "lags": {"b2": 4}}
     return {
         "cluster": "c",
@@ -106,7 +106,7 @@ def test_each_trouble_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         Damage("n0", "c-j-0", "has lost 2 messages"),
     )
     bad = a_view(
-        members=[{**one, "ahead_ms": -300}, {**two, "state": "gone"}],
+        members=[{**one, "clock_ahead_ms": -300}, {**two, "state": "gone"}],
         leaderless=[0],
         **servers._replace(streams=view(reports("n0")).streams).to_json(),
     )

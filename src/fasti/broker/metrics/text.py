@@ -312,7 +312,7 @@ def _add_writing(families: Families, shard: Shard) -> None:
     families.add("fasti_journal_since_checkpoint_bytes", committer.written_bytes)
     families.add("fasti_inbox_rows", shard.inbox_rows)
     families.add("fasti_inbox_rows_max", shard.settings.inbox_rows_max)
-    families.add("fasti_no_quorum", shard.no_quorum is not None)
+    families.add("fasti_no_quorum", shard.committer.no_quorum is not None)
     families.add("fasti_outages_total", shard.committer.outages)
     families.add("fasti_recoveries_total", shard.recoveries)
     for labels, count in sorted(shard.faults.counts().items()):
