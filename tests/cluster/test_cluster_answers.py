@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.cluster_rig import cluster_of
 from tests.cluster.nats_rig import NatsServers
 from tests.integration.lost_answers_rig import (
@@ -14,6 +16,7 @@ from tests.integration.lost_answers_rig import (
 )
 
 
+@pytest.mark.long
 def test_the_leader_of_most_shards_is_killed(tmp_path: Path) -> None:
     servers = NatsServers(1)
     try:

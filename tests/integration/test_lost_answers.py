@@ -33,4 +33,4 @@ def test_processes_of_a_broker_that_are_killed(tmp_path: Path) -> None:
         def kill(number: int) -> None:
             kill_and_wait(broker, number % 2)
 
-        work_through(broker.address, kill, [count_up, cancel_each, move_one, count_up])
+        work_through(broker.address, kill, [count_up, cancel_each, move_one], kills=2)
