@@ -35,6 +35,7 @@ class ClusterRun:
         self._happened = happened
         flags = ["--dir", str(directory), "--listen", "127.0.0.1:0", "--json"]
         command = [sys.executable, "-m", "fasti", "cluster", "up", *flags]
+        directory.parent.mkdir(parents=True, exist_ok=True)
         self._log = directory.parent / f"{directory.name}.log"
         self._pids: dict[str, int] = {}
         self._facts: dict[str, Any] | None = None
