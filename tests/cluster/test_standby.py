@@ -16,7 +16,9 @@ from fasti.cluster.stream_journal import StreamJournal
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.core import commands as co
 from fasti.core.engine import Engine
-from fasti.errors import Fenced
+from fasti.errors import Corruption, Fenced
+from fasti.storage.follower import Follower
+from fasti.storage.frames import StoredFrame
 from tests.cluster.nats_rig import new_cluster, wait_until
 from tests.cluster.stream_rig import PATIENT
 from tests.cluster.test_stream_storage import SMALL, lease_and_ack, open_shard
@@ -144,6 +146,34 @@ def test_a_standby_that_sleeps_over_a_trim_begins_anew(
     assert standby.loads == 2
     other = take_over(standby)
     assert set(ids) < set(shown(other))
+    other.close(checkpoint=False)
+    shard.close(checkpoint=False)
+
+
+@pytest.mark.parametrize("error", [Corruption("bad", file="journal", offset=1), KeyError("fault")])
+def test_what_can_not_be_right_makes_a_standby_begin_anew(
+    nats: NatsConnection,
+    settings: StreamSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    shard = lead(nats, settings, "first")
+    make_topic(shard)
+    standby = stand_by(nats, settings, "second")
+    ids = produce(shard, b"one")
+    catch_up(standby, shard)
+    apply = Follower.apply
+
+    def fail(follower: Follower, frame: StoredFrame) -> None:
+        monkeypatch.setattr(Follower, "apply", apply)
+        raise error
+
+    monkeypatch.setattr(Follower, "apply", fail)
+    ids += produce(shard, b"two")
+    catch_up(standby, shard)
+    assert standby.loads == 2
+    other = take_over(standby)
+    assert list(shown(other)) == ids
     other.close(checkpoint=False)
     shard.close(checkpoint=False)
 

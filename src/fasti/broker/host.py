@@ -67,6 +67,8 @@ class Host:
         self.address: str | None = None
         # Set before anything is served, where other processes have shards.
         self.peers: Peers | None = None
+        # In a cluster: what of the memory budget the standbys of other brokers' shards have.
+        self.standby_bytes: Callable[[], int] = lambda: 0
         # In a cluster: what the action `cluster` answers.
         self.cluster_view: Callable[[], dict[str, Any]] | None = None
         # And `drain`, with the broker's name and whether it is undone.
@@ -114,6 +116,7 @@ class Host:
             shard.when_ended(partial(self._moves.note_end, number, shard))
         self.shared.start()
         self._lender = Lender(self.shared.threads, self.settings.memory_bytes, self.all_shards())
+        self._lender.beside_bytes = lambda: self.standby_bytes()
         self._lender.start()
         self.catalogue = Catalogue(self)
         self.catalogue.start()
@@ -174,11 +177,6 @@ class Host:
             self.services = {n: each for n, each in self.services.items() if n != number}
         self._share_out()
         return shard, service
-
-    def lend_less(self, used_bytes: Callable[[], int]) -> None:
-        """So much of the memory budget is not for its shards: what the process holds beside them."""
-        if self._lender is not None:
-            self._lender.beside_bytes = used_bytes
 
     def _share_out(self) -> None:
         """The shards are others now: nothing that all have in common keeps one that has left."""

@@ -13,13 +13,14 @@ from fasti.cluster.writer_actions import Role
 
 
 class MemberView(NamedTuple):
-    """A broker. `load` is from 0 to 1."""
+    """A broker. `load` is from 0 to 1; `ahead_ms` tells its clock from the median of all that live."""
 
     name: str
     address: str
     state: Liveness
     weight: float
     load: float
+    ahead_ms: int
 
 
 class ShardView(NamedTuple):
@@ -30,6 +31,8 @@ class ShardView(NamedTuple):
     epoch: int
     address: str | None
     standbys: tuple[str, ...]
+    # By how many packs each standby is behind; None: it loads the shard, or has no room for it.
+    lags: dict[str, int | None]
 
 
 class ClusterView(NamedTuple):
@@ -57,10 +60,13 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     """For the thread that `members` belongs to."""
     own = members.record
     addresses = {own.name: own.address}
-    seen = [_member(own, "alive", 0.0)]
+    alive = members.alive(now_ms)
+    ahead = {name: round(members.ahead_ms(name, alive)) for name in alive}
+    seen = [_member(own, "alive", 0.0, ahead.get(own.name, 0))]
     for name, other in members.others.items():
         addresses[name] = other.record.address
-        seen.append(_member(other.record, members.liveness(name, now_ms), other.load))
+        state = members.liveness(name, now_ms)
+        seen.append(_member(other.record, state, other.load, ahead.get(name, 0)))
     return ClusterView(
         cluster,
         own.name,
@@ -69,8 +75,8 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     )
 
 
-def _member(record: MemberRecord, state: Liveness, load: float) -> MemberView:
-    return MemberView(record.name, record.address, state, record.weight, load)
+def _member(record: MemberRecord, state: Liveness, load: float, ahead_ms: int) -> MemberView:
+    return MemberView(record.name, record.address, state, record.weight, load, ahead_ms)
 
 
 def _shard(members: Members, shard: int, addresses: dict[str, str], now_ms: int) -> ShardView:
@@ -78,4 +84,20 @@ def _shard(members: Members, shard: int, addresses: dict[str, str], now_ms: int)
     address = None if leader is None else addresses.get(leader)
     alive = sorted(members.alive(now_ms))
     standbys = tuple(name for name in alive if members.role(name, shard) is Role.STANDBY)
-    return ShardView(shard, leader, members.epoch(shard), address, standbys)
+    lags = {name: _lag(members, shard, leader, name) for name in standbys}
+    return ShardView(shard, leader, members.epoch(shard), address, standbys, lags)
+
+
+def _lag(members: Members, shard: int, leader: str | None, name: str) -> int | None:
+    led = None if leader is None else _sequence(members, shard, leader)
+    follows = _sequence(members, shard, name)
+    if led is None or not follows:
+        return None
+    return max(0, led - follows)
+
+
+def _sequence(members: Members, shard: int, name: str) -> int | None:
+    """How far a member has come in a shard, by its last beat."""
+    own = name == members.record.name
+    parts = members.beat(0).shards if own else members.others[name].shards.values()
+    return next((item.sequence for item in parts if item.shard == shard), None)

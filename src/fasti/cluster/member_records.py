@@ -70,8 +70,9 @@ class MemberSettings:
     hand_over_after_ms: int = 10_000
     # A handover that takes longer is called off: callers wait meanwhile.
     hand_over_max_ms: int = 2_000
-    # The target of a handover may be so many packs behind when it begins.
-    lag_packs_max: int = 16
+    # The target of a handover may be so many packs behind when it begins: what a busy shard appends between
+    # two of its beats, and what it reads within a tenth of a second.
+    lag_packs_max: int = 256
     # A broker that has just started, or slept, hears the others before it stands.
     listen_ms: int = 500
     # The format that leaders write.

@@ -9,8 +9,8 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
   stand, rank r after r × 300 ms; after `LeaderYielded` its heir at once and the others one turn later. While
   one of them says that it stands, the others wait: to load a large shard takes time.
 - The first in rank and the standbys follow the shard, and ping its leader.
-- A leader hands over to another that has ranked first for 10 s: it admits nothing, lets the other catch
-  up, and yields. If that takes too long, or the other goes, it admits again.
+- A leader hands over to another that has ranked first for 10 s, one shard at a time: it admits nothing, lets
+  the other catch up, and yields. If that takes too long, or the other goes, it admits again.
 - A leader whose clock is ahead of the members' median by more than `max_skew` hands over at once, to the
   best in rank whose clock is right; a candidate so far ahead does not stand. The median is over all that
   live, oneself among them: one that is alone is never ahead.
@@ -248,18 +248,6 @@ class Members:
         item = parts.get(shard)
         return Role.IDLE if item is None else item.role
 
-    def heir(self, shard: int, now_ms: int) -> str | None:
-        """Who should lead a shard that this broker gives up because it leaves: the first that follows it."""
-        alive = self.alive(now_ms) - {self.record.name}
-        names = self.ranking(shard, alive).names
-        following = [name for name in names if self.role(name, shard) is Role.STANDBY]
-        return next(iter([*following, *names]), None)
-
-    def address(self, name: str) -> str | None:
-        """Of another member; None: not known."""
-        other = self._others.get(name)
-        return None if other is None else other.record.address
-
     def ranking(self, shard: int, alive: set[str]) -> Ranking:
         """The members of a shard in order."""
         records = [other.record for other in self._others.values()] + [self.record]
@@ -332,18 +320,13 @@ class Members:
         if claim.heir is not None:
             wait_ms = 0 if claim.heir == name else wait_ms + RANK_WAIT_MS
         assert claim.leaderless_since_ms is not None
-        if self._has_candidate(shard, now_ms):
+        if _has_candidate(self, shard, now_ms):
             wait_ms += _CANDIDACY_MS
         due_ms = max(claim.leaderless_since_ms, self._listen_until_ms) + wait_ms
         if now_ms >= due_ms:
             return [StandForShard(shard)]
         wakes.append(due_ms)
         return []
-
-    def _has_candidate(self, shard: int, now_ms: int) -> bool:
-        """Whether another member is about to lead a shard."""
-        others = self.alive(now_ms) - {self.record.name}
-        return any(self.role(name, shard) is Role.CANDIDATE for name in others)
 
     def _lead(self, shard: int, ranking: Ranking, skewed: set[str], now_ms: int) -> list[Duty]:
         handover = self._handovers.get(shard)
@@ -352,6 +335,9 @@ class Members:
         target = self._successor(shard, ranking, skewed, now_ms)
         own = self._own.get(shard)
         if target is None or own is None or own.role is not Role.LEADER:
+            return []
+        if self._handovers:
+            # One after the other: callers wait meanwhile.
             return []
         if not self._is_near(shard, target):
             return []
@@ -395,12 +381,28 @@ class Members:
         return self._lag(shard, name) <= self._settings.lag_packs_max
 
     def _lag(self, shard: int, name: str) -> float:
-        """By how many packs a member is behind this leader; one that doesn't follow: for ever."""
+        """By how many packs a member is behind this leader; one that doesn't follow, or loads: for ever."""
         item, own = self._others[name].shards.get(shard), self._own.get(shard)
         if item is None or own is None or item.role is not Role.STANDBY:
+            return float("inf")
+        if own.sequence and not item.sequence:
             return float("inf")
         return max(0, own.sequence - item.sequence)
 
     def _watch_first(self, shard: int, ranking: Ranking, now_ms: int) -> None:
         if self._first.get(shard, (None, 0))[0] != ranking.first:
             self._first[shard] = (ranking.first, now_ms)
+
+
+def find_heir(members: Members, shard: int, now_ms: int) -> str | None:
+    """Who should lead a shard that this broker gives up because it leaves: the first that follows it."""
+    alive = members.alive(now_ms) - {members.record.name}
+    names = members.ranking(shard, alive).names
+    following = [name for name in names if members.role(name, shard) is Role.STANDBY]
+    return next(iter([*following, *names]), None)
+
+
+def _has_candidate(members: Members, shard: int, now_ms: int) -> bool:
+    """Whether another member is about to lead a shard."""
+    others = members.alive(now_ms) - {members.record.name}
+    return any(members.role(name, shard) is Role.CANDIDATE for name in others)

@@ -114,18 +114,20 @@ class Standby:
             return wait_s
         try:
             more = self._step()
-        except (Gone, NotFound) as error:
-            return self._begin_anew(error)
-        except Corruption as error:
+        except (Gone, NotFound, Corruption) as error:
             return self._begin_anew(error)
         except FastiError as error:
             # NATS doesn't answer: what there is stays.
             _log.debug("shard %d: %s", self.shard, error)
             self._wait_until = time.monotonic() + _PAUSE_S
             return _PAUSE_S
+        except Exception as fault:
+            # By a fault of the program; this broker's own shards have nothing to do with it.
+            _log.exception("the standby of shard %d failed", self.shard)
+            return self._begin_anew(fault)
         return 0.0 if more else None
 
-    def _begin_anew(self, error: FastiError) -> float:
+    def _begin_anew(self, error: Exception) -> float:
         _log.warning("the standby of shard %d begins anew: %s", self.shard, error)
         self._begin()
         pause_s = back_off(_PAUSE_S, self._failures, _PAUSE_MAX_S)
@@ -231,7 +233,7 @@ class Standby:
             if self._work is not None and self._follower.manifest is not None:
                 try:
                     exhaust(self._work)
-                except FastiError as error:
+                except Exception as error:
                     self._begin_anew(error)
             elif self._work is not None:
                 # It was only half loaded.

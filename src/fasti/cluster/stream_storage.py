@@ -128,7 +128,11 @@ class StreamStorage:
         if follower is not None and follower.position < streams.leadership.first_position:
             # What it lacks was trimmed while it slept.
             follower = None
-        manifest = _read_or_begin(journal, streams.blocks)
+        if follower is not None and follower.version == streams.pointer.record.version:
+            assert follower.manifest is not None
+            manifest = follower.version, follower.manifest
+        else:
+            manifest = _read_or_begin(journal, streams.blocks)
         self._epoch = journal.epoch
         opened = OpenStream(journal, streams.blocks, manifest, settings.segment_bytes, self._close)
         opened.follower = follower

@@ -39,6 +39,7 @@ from fasti.cluster.members import (
     StandForShard,
     StopAdmitting,
     YieldShard,
+    find_heir,
 )
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.standby import Standby
@@ -61,6 +62,8 @@ _KNOCK_S = 0.5
 _PAUSE_MS = 500
 # For so long after a word of a handover everything is told at once.
 _HASTE_MS = 1_000
+# So often it is looked at how far a shard is whose callers wait.
+_HELD_S = 0.01
 # For so long beats say that a shard was let go.
 _YIELDS_MS = 3_000
 
@@ -93,6 +96,8 @@ class ClusterMember:
         # Until when it is urgent what this broker and others say.
         self._haste_until = 0
         self._beat_now = False
+        # Shards whose callers wait for a handover, and how far the other was told that they are.
+        self._held: dict[int, int] = {}
         self._yields: dict[int, tuple[int, str]] = {}
         self._yielded_ms: dict[int, int] = {}
         # Both are replaced as a whole.
@@ -146,7 +151,7 @@ class ClusterMember:
         self._standbys.stop()
         for shard in self._host.all_shards():
             number, now_ms = shard.place.number, self._now_ms()
-            to = self._members.heir(number, now_ms) or ""
+            to = find_heir(self._members, number, now_ms) or ""
             epoch = self._drop(shard, to)
             self._yields[number] = (epoch, to)
             self._members.play(number, Role.IDLE, epoch, 0, now_ms)
@@ -203,10 +208,24 @@ class ClusterMember:
         self._note_leaders(now_ms)
         for duty in plan.duties:
             self._do(duty, now_ms)
+        self._tell_held()
         if self._beat_now:
             self._beat_now = False
             self._send_beat(urgent=True)
-        return max(0.0, (plan.wake_ms - self._now_ms()) / 1000)
+        wait_s = max(0.0, (plan.wake_ms - self._now_ms()) / 1000)
+        return min(wait_s, _HELD_S) if self._held else wait_s
+
+    def _tell_held(self) -> None:
+        """While callers wait for a handover, the other hears of each pack at once."""
+        for number, told in list(self._held.items()):
+            led = self._find(number)
+            if led is None:
+                del self._held[number]
+                continue
+            journal = led.store.journal
+            assert isinstance(journal, StreamJournal)
+            if journal.stream_sequence != told:
+                self._held[number], self._beat_now = journal.stream_sequence, True
 
     def _hear(self, data: bytes) -> None:
         told = decode_beat(data)
@@ -237,9 +256,10 @@ class ClusterMember:
         """Nobody listens in NATS for a member. If its door refuses as well there is no process: the next ping
         need not be waited for.
         """
-        address = self._members.address(name)
-        if address is None or name in self._knocks:
+        other = self._members.others.get(name)
+        if other is None or name in self._knocks:
             return
+        address = other.record.address
         self._knocks.add(name)
 
         def run() -> None:
@@ -302,9 +322,11 @@ class ClusterMember:
                 if shard not in self._moving:
                     self._move(shard, Role.LEADER, lambda shard: self._let_go(shard, to))
             case StopAdmitting(shard):
+                self._held[shard] = 0
                 self._hold(shard, True)
-                self._haste_until, self._beat_now = now_ms + _HASTE_MS, True
+                self._haste_until = now_ms + _HASTE_MS
             case ResumeAdmitting(shard):
+                self._held.pop(shard, None)
                 self._hold(shard, False)
 
     def _hold(self, shard: int, held: bool) -> None:
@@ -341,9 +363,9 @@ class ClusterMember:
     def _take_over(self, shard: int) -> None:
         began = self._monotonic()
         standby = self._standbys.take(shard)
-        storage = self._make_storage(shard) if standby is None else standby.hand_over()
-        warm = storage.followed is not None
         try:
+            storage = self._make_storage(shard) if standby is None else standby.hand_over()
+            warm = storage.followed is not None
             self._host.add(shard, storage, None)
         except BaseException as error:
             if standby is not None:
@@ -377,7 +399,8 @@ class ClusterMember:
         epoch, storage = shard.store.journal.epoch, shard.store.storage
         if to and isinstance(storage, OpenStream):
             storage.heir = to
-        self._host.drop(shard.place.number, self._members.address(to), epoch)
+        other = self._members.others.get(to)
+        self._host.drop(shard.place.number, other.record.address if other else None, epoch)
         return epoch
 
     def _step_down(self, shard: int) -> None:

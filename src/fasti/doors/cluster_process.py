@@ -16,7 +16,7 @@ from fasti.broker.host import Host
 from fasti.broker.metrics.counts import Metrics
 from fasti.cluster.bulletins import MemberSubjects
 from fasti.cluster.charter import settle_charter
-from fasti.cluster.member_records import MemberRecord
+from fasti.cluster.member_records import MemberRecord, MemberSettings
 from fasti.cluster.nats import NatsConnection, NatsOptions
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.doors.cluster_drain import Drains
@@ -82,7 +82,12 @@ class ClusterProcess:
         record = MemberRecord(name, address, weight, incarnation=secrets.randbits(53))
         subjects = MemberSubjects(self._cluster)
         member = ClusterMember(
-            host, self._connection, self._cluster, record, partial(self._storage, name, address)
+            host,
+            self._connection,
+            self._cluster,
+            record,
+            partial(self._storage, name, address),
+            MemberSettings(standbys=self._settings.standbys),
         )
         host.peers = peers = ClusterPeers(self._connection, subjects, member.leader_of)
         host.cluster_drain = Drains(member, peers, weight).carry_out

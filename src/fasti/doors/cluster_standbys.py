@@ -50,7 +50,7 @@ class Standbys:
         self._poller = Poller(host.threads, "fasti-standby", self._poll, parks=False)
 
     def start(self) -> None:
-        self._host.lend_less(lambda: self.used_bytes)
+        self._host.standby_bytes = lambda: self.used_bytes
         self._poller.start()
 
     def stop(self) -> None:
@@ -150,7 +150,7 @@ class Standbys:
         """Leaders go first: the largest standby goes while all together are above the budget."""
         led = sum(shard.engine.memory.used_bytes for shard in self._host.all_shards())
         budget_bytes = self._host.settings.memory_bytes
-        while led + self.used_bytes > budget_bytes:
+        while self.used_bytes and led + self.used_bytes > budget_bytes:
             shard, seat = max(self._seats.items(), key=lambda item: item[1].standby.used_bytes)
             with seat.lock:
                 if seat.taken:

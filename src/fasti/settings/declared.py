@@ -168,6 +168,12 @@ BROKER: tuple[Setting, ...] = (
         "With `cluster`: a file of certificates; NATS is reached by TLS, and its servers are checked against them.",
     ),
     Setting(
+        "standbys",
+        WholeNumber(least=0, most=2),
+        1,
+        "With `cluster`: how many brokers beside its leader follow each shard, ready to take it over. Each has in memory what the leader has. The same for all brokers of a cluster.",
+    ),
+    Setting(
         "broker_name",
         Word(),
         None,

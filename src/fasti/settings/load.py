@@ -57,6 +57,7 @@ class ServeSettings:
     nats_journal_size: int
     nats_credentials: Path | None
     nats_ca: Path | None
+    standbys: int
     broker_name: str | None
     weight: float
     listen: Address

@@ -172,7 +172,7 @@ class Follower:
         logs = self.engine.kind("log")
         assert isinstance(logs, LogKind)
         for command in installs_of(old.logs, manifest.logs):
-            logs.install(command)
+            logs.installed(None, command)
 
     def _forget_strays(self) -> None:
         """Those that are finished."""

@@ -53,6 +53,27 @@ def test_a_full_inbox_refuses_bulk_first_and_then_everything() -> None:
     shard.close(checkpoint=False)
 
 
+def test_while_it_is_held_callers_wait_and_are_answered_then() -> None:
+    """As while a shard is handed over."""
+    shard = Shard(FileStorage(SimulatedFiles()), ShardSettings(memory_bytes=64 << 20))
+    shard.call(CreateTopic("t"))
+    shard.sequencer.hold(True)
+    before = shard.store.journal.last_sequence
+    answer = shard.submit([Produce("t", Rows.of([b"x"]))], lead=True)
+    query = shard.ask(ReadTopics(name="t"))
+    assert not answer.done()
+    assert not query.done()
+    assert shard.store.journal.last_sequence == before
+    shard.sequencer.hold(False)
+    assert answer.result(30)[0].all_ok
+    assert query.result(30)
+    # Closed, it decides what waits.
+    shard.sequencer.hold(True)
+    answer = shard.submit([Produce("t", Rows.of([b"y"]))])
+    shard.close(checkpoint=False)
+    assert answer.result(30)[0].all_ok
+
+
 def test_queries_that_follow_one_another_keep_no_bulk_waiting() -> None:
     """As those that claim the keys of a batch of millions of rows do: there is always a next one."""
     shard = Shard(

@@ -65,3 +65,16 @@ def test_a_shard_that_is_full_gets_what_others_do_not_use(tmp_path: Path) -> Non
         assert used <= SETTINGS.memory_bytes
     finally:
         close_host(host)
+
+
+def test_what_standbys_hold_is_not_lent(tmp_path: Path) -> None:
+    host = open_host(tmp_path / "data", 2)
+    try:
+        lender, shards = host._lender, host.all_shards()
+        assert lender is not None
+        host.standby_bytes = lambda: SETTINGS.memory_bytes // 2
+        lender._poll()
+        lent = sum(shard.engine.memory.budget_bytes for shard in shards)
+        assert lent <= SETTINGS.memory_bytes // 2
+    finally:
+        close_host(host)

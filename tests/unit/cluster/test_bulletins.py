@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasti.cluster.bulletins import MemberSubjects, decode_beat, encode_beat
+from fasti.cluster.bulletins import MemberSubjects, decode_beat, encode_beat, is_urgent
 from fasti.cluster.member_records import Beat, MemberRecord, ShardBeat
 from fasti.cluster.writer_actions import Role
 
 RECORD = MemberRecord("a", "127.0.0.1:7170", 2.0, frozenset({1, 2}), 77)
-SHARDS = (ShardBeat(0, Role.LEADER, 3, 40), ShardBeat(5, Role.STANDBY, 0, 1 << 62))
+SHARDS = (ShardBeat(0, Role.LEADER, 3, 40, 7), ShardBeat(5, Role.STANDBY, 0, 1 << 62))
 BEAT = Beat("a", 77, 1_700_000_000_000_000, SHARDS, 0.25)
 YIELDS = {4: (9, "b"), 6: (2, "")}
 
@@ -38,6 +38,12 @@ def told(**changes: Any) -> bytes:
 
 def test_a_beat_is_read_as_it_was_written() -> None:
     assert decode_beat(encode_beat(RECORD, BEAT, YIELDS)) == (RECORD, BEAT, YIELDS)
+
+
+def test_an_urgent_beat_says_the_same() -> None:
+    plain, urgent = (encode_beat(RECORD, BEAT, YIELDS, urgent) for urgent in (False, True))
+    assert decode_beat(urgent) == decode_beat(plain)
+    assert (is_urgent(plain), is_urgent(urgent)) == (False, True)
 
 
 @given(records, st.lists(shard_beats), numbers, st.floats(0, 1), yields)

@@ -15,6 +15,7 @@ from fasti.cluster.members import (
     StandForShard,
     StopAdmitting,
     YieldShard,
+    find_heir,
 )
 from fasti.cluster.placement import rank_members
 from fasti.cluster.writer_actions import Role
@@ -356,6 +357,46 @@ def test_a_shard_is_handed_over_to_one_that_is_near_and_has_a_right_clock() -> N
     assert leading_below_b()[:2] == [StopAdmitting(0, "b"), YieldShard(0, "b")]
     assert leading_below_b(lag=17) == []
     assert leading_below_b(ahead_ms=300) == []
+    # One that loads the shard says 0, however little was written.
+    assert leading_below_b(lag=100) == []
+
+
+def test_a_candidate_that_is_at_it_is_waited_for() -> None:
+    members = alone_with_b()
+    members.yielded(0, 3, "b")
+    for now_ms in range(0, 15_000, 100):
+        hear_b(members, now_ms, Role.CANDIDATE)
+        assert StandForShard(0) not in members.decide(now_ms).duties
+    # It gave up.
+    hear_b(members, 15_000, Role.STANDBY)
+    assert StandForShard(0) in members.decide(15_000).duties
+
+
+def test_a_candidate_is_not_waited_for_forever_nor_one_that_is_gone() -> None:
+    members = alone_with_b()
+    members.yielded(0, 3, "a")
+    hear_b(members, 0, Role.CANDIDATE)
+    assert StandForShard(0) not in members.decide(0).duties
+    members.refuse("b")
+    assert StandForShard(0) in members.decide(10).duties
+    members = alone_with_b()
+    members.yielded(0, 3, "a")
+    for now_ms in range(0, 15_100, 100):
+        hear_b(members, now_ms, Role.CANDIDATE)
+        duties = members.decide(now_ms).duties
+    assert StandForShard(0) in duties
+
+
+def test_the_heir_of_one_that_leaves_is_the_first_that_follows() -> None:
+    members = alone_with_b()
+    for name in "cd":
+        members.learn(MemberRecord(name, f"{name}:1"), 0)
+    assert find_heir(members, 0, 0) == members.ranking(0, {"b", "c", "d"}).first
+    members.hear(Beat("c", 0, 0, (ShardBeat(0, Role.STANDBY, 3, 7),)), 0, 0)
+    assert find_heir(members, 0, 0) == "c"
+    for name in "bcd":
+        members.refuse(name)
+    assert find_heir(members, 0, 0) is None
 
 
 events = st.lists(

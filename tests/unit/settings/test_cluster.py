@@ -25,6 +25,13 @@ def test_a_broker_is_in_no_cluster_by_default() -> None:
     settings = load(environment={})
     assert (settings.cluster, settings.nats, settings.broker_name) == (None, None, None)
     assert settings.weight == 1.0
+    assert settings.standbys == 1
+
+
+def test_how_many_stand_by() -> None:
+    for text, count in [("0", 0), ("2", 2)]:
+        assert load({**CLUSTER, "standbys": text}, {}).standbys == count
+    assert "more than 2" in "".join(faults(**CLUSTER, standbys="3"))
 
 
 @pytest.mark.parametrize("name", ["a", "Orders_2-eu", "x" * 64])

@@ -81,7 +81,7 @@ class LogKind(Kind):
 
     def commands(self) -> dict[type, Handler]:
         """Completions of storage."""
-        return {LogsInstalled: self._installed, KeysLoaded: self.turns.keys_loaded}
+        return {LogsInstalled: self.installed, KeysLoaded: self.turns.keys_loaded}
 
     def events(self) -> dict[type[Event], Apply]:
         """Events of rows and of groups."""
@@ -235,17 +235,14 @@ class LogKind(Kind):
 
     # Checkpoints
 
-    def _installed(self, work: Work, command: LogsInstalled) -> Done:
-        self.install(command)
-        return Done()
-
-    def install(self, command: LogsInstalled) -> None:
+    def installed(self, _: Work | None, command: LogsInstalled) -> Done:
         """Rows lie in blocks now: one's own checkpoint's, or a leader's that this engine follows."""
         topic = self.state.topics.get(command.topic)
         if topic is not None:
             partition = log_of(topic).partitions[command.partition]
             partition.install(command.from_offset, command.upto_offset, command.blocks)
             self._changed(topic, partition)
+        return Done()
 
     def capture(self, topic: Topic, columns: Columns) -> dict[str, Any]:
         """Where each partition begins and ends, its segments, and its groups."""
