@@ -124,7 +124,11 @@ def _show_members(view: dict[str, Any]) -> None:
         rows=(
             (
                 *(member["name"], member["address"], member["state"], leads.count(member["name"])),
-                *(f"{member['weight']:g}", f"{member['load']:.0%}", f"{member['clock_ahead_ms']:+.0f} ms"),
+                *(
+                    f"{member['weight']:g}",
+                    f"{member['load']:.0%}",
+                    f"{member['clock_ahead_ms']:+.0f} ms",
+                ),
             )
             for member in view["members"]
         ),

@@ -70,10 +70,11 @@ class MemberSettings:
     hand_over_after_ms: int = 10_000
     # A handover that takes longer is called off: callers wait meanwhile.
     hand_over_max_ms: int = 2_000
-    # The target of a handover may be so many packs behind when it begins.
-    lag_packs_max: int = 16
     # So long the others wait for one that says that it takes a shard over: to load a large one takes time.
     candidate_ms: int = 15_000
+    # The target of a handover may be so many packs behind when it begins: what a busy shard appends between
+    # two of its beats, and what it reads within a tenth of a second.
+    lag_packs_max: int = 256
     # A broker that has just started, or slept, hears the others before it stands.
     listen_ms: int = 500
     # The format that leaders write.

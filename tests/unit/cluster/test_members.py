@@ -383,11 +383,11 @@ def leading_below_b(
     members = Members(MemberRecord("a", "a:1"), [0], 0, MemberSettings(listen_ms=0))
     members.learn(MemberRecord("b", "b:1", weight=1e9), 0)
     members.learn(MemberRecord("c", "c:1", weight=1e-9), 0)
-    members.play(0, Role.LEADER, 4, 100, 0)
     members.stalled = stalled
+    members.play(0, Role.LEADER, 4, 1_000, 0)
     duties: list[object] = []
     for now_ms in range(0, 15_000, 100):
-        item = ShardBeat(0, Role.STANDBY, 4, 100 - lag)
+        item = ShardBeat(0, Role.STANDBY, 4, 1_000 - lag)
         members.hear(Beat("b", 0, (now_ms + ahead_ms) * 1000, (item,)), now_ms, now_ms * 1000)
         members.hear(Beat("c", 0, now_ms * 1000), now_ms, now_ms * 1000)
         duties += [duty for duty in members.decide(now_ms).duties if duty != SendBeat()]
@@ -396,10 +396,10 @@ def leading_below_b(
 
 def test_a_shard_is_handed_over_to_one_that_is_near_and_has_a_right_clock() -> None:
     assert leading_below_b()[:2] == [StopAdmitting(0, "b"), YieldShard(0, "b")]
-    assert leading_below_b(lag=17) == []
+    assert leading_below_b(lag=257) == []
     assert leading_below_b(ahead_ms=300) == []
     # One that loads the shard says 0, however little was written.
-    assert leading_below_b(lag=100) == []
+    assert leading_below_b(lag=1_000) == []
 
 
 def test_a_candidate_that_is_at_it_is_waited_for() -> None:

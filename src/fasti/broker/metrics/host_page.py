@@ -46,6 +46,8 @@ _OF_THE_SHARD = frozenset(
     )
 )
 _OF_THE_PROCESS = _OF_THE_SERVICE | _OF_THE_SHARD | {"fasti_build"}
+
+
 def write(host: Host) -> str:
     """One scrape."""
     registry = CollectorRegistry(auto_describe=False)
