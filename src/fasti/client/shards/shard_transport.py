@@ -29,7 +29,14 @@ from fasti.client.transport import (
     OnlyShard,
     Stream,
 )
-from fasti.errors import FastiError, Moved, TimedOut, Unavailable
+from fasti.errors import (
+    FastiError,
+    Moved,
+    OutcomeUnknown,
+    StorageFailed,
+    TimedOut,
+    Unavailable,
+)
 from fasti.protocol.problems import error_from_json
 from fasti.runtime import Runtime
 
@@ -39,6 +46,9 @@ _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
 _MOVING_FIRST_S, _MOVING_MAX_S = 0.02, 0.25
 # A try in less time than this would only be too late.
 _LAST_TRY_S = 0.1
+
+# What a process says that is gone, or that reaches its storage no more: another one may lead by now.
+_CUT_OFF = (Unavailable, OutcomeUnknown, StorageFailed)
 
 T = TypeVar("T")
 
@@ -186,7 +196,8 @@ class ShardTransport(OnlyShard):
         except Moved as error:
             self._processes.follow(self.number, asked, error, until)
             raise self._lost(error) from error
-        except Unavailable:
+        except (Unavailable, TimedOut):
+            # One that hangs says nothing: another one may lead by now.
             self._processes.ask(self.number, until)
             raise
 
@@ -195,6 +206,8 @@ class ShardTransport(OnlyShard):
         if isinstance(error, Moved):
             found = self._processes.map.take_move(dict(error.details), self.number)
             self._is_lost = not found
+        elif isinstance(error, _CUT_OFF):
+            self._is_lost = True
 
     def _ending(self, ended: Ended) -> Ended:
         def end(error: FastiError | None) -> None:
@@ -205,9 +218,8 @@ class ShardTransport(OnlyShard):
                     error = self._lost(error)
                 else:
                     error = Unavailable(f"shard {self.number} has moved: {error.message}")
-            elif isinstance(error, Unavailable):
-                # Its process may be gone, and another one lead it.
-                self._is_lost = True
+            elif error is not None:
+                self._heed(error)
             ended(error)
 
         return end
