@@ -70,9 +70,7 @@ class CutCluster(Cluster):
 
     servers: CutServers
 
-    def __init__(self, *given: Any, env: dict[int, dict[str, str]] | None = None, **more: Any):
-        # Environments of single brokers, by their number.
-        self._env = env or {}
+    def __init__(self, *given: Any, **more: Any) -> None:
         self.doors: list[Proxy] = []
         # By broker, then by server.
         self.ways: list[list[Proxy]] = []
@@ -80,21 +78,25 @@ class CutCluster(Cluster):
         super().__init__(*given, **more)
 
     def _broker(self, number: int) -> BrokerProcess:
-        (kept,) = reserve(Address("127.0.0.1", 0))
+        with ExitStack() as stack:
+            (kept,) = reserve(Address("127.0.0.1", 0))
+            stack.callback(kept.close)
+            port = int(kept.getsockname()[1])
+            door = stack.enter_context(Proxy("127.0.0.1", port))
+            ways = [stack.enter_context(Proxy("127.0.0.1", to)) for to in self.servers.ports]
+            settings = self.settings(f"b{number}") | {
+                "nats": ",".join(f"nats://{way.place}" for way in ways),
+                "advertise": door.place,
+            }
+            broker = BrokerProcess(
+                self.directory / f"b{number}", listen=f"127.0.0.1:{port}", settings=settings
+            )
+            # It runs: from here on they belong to it.
+            stack.pop_all()
         self._kept.append(kept)
-        port = int(kept.getsockname()[1])
-        self.doors.append(Proxy("127.0.0.1", port))
-        self.ways.append([Proxy("127.0.0.1", to) for to in self.servers.ports])
-        settings = self.settings(f"b{number}") | {
-            "nats": ",".join(f"nats://{way.place}" for way in self.ways[number]),
-            "advertise": self.doors[number].place,
-        }
-        return BrokerProcess(
-            self.directory / f"b{number}",
-            listen=f"127.0.0.1:{port}",
-            settings=settings,
-            env=self._env.get(number),
-        )
+        self.doors.append(door)
+        self.ways.append(ways)
+        return broker
 
     def place(self, number: int) -> str:
         return self.doors[number].place
