@@ -76,7 +76,8 @@ class Changer:
         try:
             outcome: fasti.Outcome = getattr(self.messages, verb)(**arguments)
         except FastiError as error:
-            if not error.retryable:
+            # Sends that failed after their answer was waited for in vain are told by the next change.
+            if not error.retryable and error.code != "rows_failed":
                 raise
             self.life.tell("change_unknown", verb=verb, id=message, code=error.code, **facts)
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fasti.errors import FastiError
+from fasti.errors import FastiError, RowsFailed
 from tests.integration.trouble.facts import wall_us
 from tests.integration.trouble.worker import Life
 
@@ -33,7 +33,11 @@ class Sender:
             self.random.choice(manners)()
             self.life.stopping.wait(self.pause_s)
         self.life.tell("flushing")
-        self.producer.flush(WAIT)
+        try:
+            self.producer.flush(WAIT)
+        except RowsFailed as error:
+            # They were told as failed when no answer had come in time.
+            self.life.tell("flush_failed", failures=len(error.failures))
         self.client.close()
         self.life.tell("end", failed=self.producer.failed)
 

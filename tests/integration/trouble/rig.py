@@ -16,7 +16,7 @@ from typing import IO, Any
 from tests.integration.trouble.facts import Book
 
 ROOT = Path(__file__).parents[3]
-END_S = 60.0
+END_S = 120.0
 
 
 def _python_path() -> str:
