@@ -133,11 +133,13 @@ def test_a_broker_is_paused_until_another_one_leads(estate: Estate, seed: int) -
         epoch = cluster.epochs(other)[shard]
         held = HeldCall(estate, busy)
         cluster.brokers[busy].pause()
-        answer = held.start(f"held{seed}", shard)
-        assert set(cluster.wait_led(by=[other]).values()) == {other}
-        assert cluster.epochs(other)[shard] > epoch
-        load.go_on(100)
-        cluster.brokers[busy].resume()
+        try:
+            answer = held.start(f"held{seed}", shard)
+            assert set(cluster.wait_led(by=[other]).values()) == {other}
+            assert cluster.epochs(other)[shard] > epoch
+            load.go_on(100)
+        finally:
+            cluster.brokers[busy].resume()
         with pytest.raises(Refused) as refused:
             answer.result(60)
         assert refused.value.code == "moved"
