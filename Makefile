@@ -78,6 +78,12 @@ MINUTES ?= 60
 soak: $(STAMP)  ## clients come, go and are killed for MINUTES; the broker must not grow
 	$(BIN)/fasti bench soak --minutes $(MINUTES) $(ARGS)
 
+SEED ?= 1
+
+.PHONY: chaos
+chaos: $(STAMP)  ## break a cluster at random for MINUTES, from SEED, and check every promise
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
 .PHONY: docs
 docs: $(STAMP)  ## write the pages that are made from the code
 	$(BIN)/python docs/generate.py

@@ -110,7 +110,7 @@ def pytest_collection_finish() -> None:
 
 
 # Files of these folders are given out first: what is left for the end is short.
-SLOW_FOLDERS = ["spark", "integration", "faults", "crash", "properties"]
+SLOW_FOLDERS = ["spark", "cluster", "integration", "faults", "crash", "properties"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

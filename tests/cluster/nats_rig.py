@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import signal
 import socket
@@ -49,10 +50,21 @@ class NatsServers:
     """`count` servers of one cluster, each with a directory of its own. Always `close` it."""
 
     def __init__(
-        self, count: int = 3, max_payload: int = 1 << 20, sync: str = "always", extra: str = ""
+        self,
+        count: int = 3,
+        max_payload: int = 1 << 20,
+        stores: list[Path] | None = None,
+        max_file: str = "4G",
+        sync: str = "always",
+        extra: str = "",
     ) -> None:
-        """`extra` is added to each server's settings; without it there is a user of the system account."""
+        """`stores` has a directory for each server's streams, which are somewhere else otherwise; `max_file` is
+        what they may take in all; `extra` is added to each server's settings; without it there is a user of
+        the system account.
+        """
+        self._max_file = max_file
         self.directory = Path(tempfile.mkdtemp(prefix="fasti-nats-"))
+        self._stores = stores or [self.directory / f"n{number}" for number in range(count)]
         ports = free_ports(2 * count)
         self.ports, self._routes = ports[:count], ports[count:]
         self._max_payload, self._sync, self._extra = max_payload, sync, extra or _SYSTEM
@@ -68,20 +80,28 @@ class NatsServers:
         return [f"nats://127.0.0.1:{port}" for port in self.ports]
 
     def _write(self, number: int) -> None:
-        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
+        routes = ", ".join(f'"nats://{place}"' for place in self._routes_of(number))
+        listen = f"127.0.0.1:{self._routes[number]}"
         cluster = f"""
-cluster {{ name: rig, listen: "127.0.0.1:{self._routes[number]}", routes: [{routes}] }}
+cluster {{ name: rig, listen: "{listen}", routes: [{routes}] {self._cluster_options(number)} }}
 """
         (self.directory / f"n{number}.conf").write_text(
             f"""
 server_name: n{number}
 listen: "127.0.0.1:{self.ports[number]}"
 max_payload: {self._max_payload}
-jetstream {{ store_dir: "{self.directory}/n{number}", sync_interval: {self._sync}, max_file: 4G }}
+jetstream {{ store_dir: "{self._stores[number]}", sync_interval: {self._sync}, max_file: {self._max_file} }}
 {self._extra}
 """
             + (cluster if len(self.ports) > 1 else "")
         )
+
+    def _routes_of(self, number: int) -> list[str]:
+        """Where a server finds the others."""
+        return [f"127.0.0.1:{port}" for port in self._routes]
+
+    def _cluster_options(self, number: int) -> str:
+        return ""
 
     def start(self, number: int) -> None:
         with open(self.directory / f"n{number}.log", "ab") as log:
@@ -94,6 +114,22 @@ jetstream {{ store_dir: "{self.directory}/n{number}", sync_interval: {self._sync
 
     def stop(self, number: int) -> None:
         self._end(number, signal.SIGTERM)
+
+    def pause(self, number: int) -> None:
+        """SIGSTOP: returns when it does nothing any more."""
+        process = self.processes[number]
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self, number: int) -> None:
+        """SIGCONT."""
+        process = self.processes[number]
+        assert process is not None
+        process.send_signal(signal.SIGCONT)
+
+    def log(self, number: int) -> str:
+        return (self.directory / f"n{number}.log").read_text(errors="replace")
 
     def _end(self, number: int, how: signal.Signals) -> None:
         process, self.processes[number] = self.processes[number], None

@@ -17,7 +17,14 @@ from fasti.client.flight_transport import FlightTransport
 from fasti.client.shards.shard_transport import ShardTransport
 from fasti.client.shards.transport import ShardedTransport
 from fasti.doors.flight import FlightDoor
-from fasti.errors import Closed, Unavailable
+from fasti.errors import (
+    Closed,
+    FastiError,
+    NoQuorum,
+    OutcomeUnknown,
+    TimedOut,
+    Unavailable,
+)
 from tests.shards.shards_rig import close_host, open_host
 
 SHARDS = 4
@@ -186,3 +193,34 @@ def test_a_closed_client_asks_nobody(two: Two) -> None:
     client.close()
     with pytest.raises(Closed):
         way.call("feed", {})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimedOut("no answer"),
+        NoQuorum("too few NATS servers answer"),
+        OutcomeUnknown("storage failed"),
+        Unavailable("the broker is silent"),
+    ],
+)
+def test_a_stream_whose_process_hangs_or_has_lost_its_storage_is_opened_at_the_next_leader(
+    two: Two, client: fasti.Client, error: FastiError
+) -> None:
+    """It says nothing of a new leader: it doesn't know. The other process does."""
+    way = ways(client)[1]
+    assert process_of(client, 1).address.hosts[0][1] == two.processes[1].door.port
+
+    def fail(process: FlightTransport) -> Any:
+        raise error
+
+    # Here the other one leads it by now.
+    two.processes[0].host.map.note(1, 2, two.processes[0].address)
+    if isinstance(error, TimedOut | Unavailable):
+        with pytest.raises(type(error)):
+            way._open(fail)
+    else:
+        # It comes as a receipt, or as the end of a session.
+        way._ending(lambda _: None)(error)
+        way._open(lambda process: None)
+    assert process_of(client, 1).address.hosts[0][1] == two.processes[0].door.port

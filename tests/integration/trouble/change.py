@@ -24,6 +24,7 @@ class Changer:
         self.producer = self.client.producer(topic)
         self.messages = self.client.messages(topic)
         self.delay_us = life.option("delay_ms", 400) * 1000
+        self.pause_s = life.option("pause_ms", 0) / 1000
         self.number = 0
         self.pending: list[int] = []
 
@@ -34,6 +35,7 @@ class Changer:
             else:
                 message = self.pending.pop(self.random.randrange(len(self.pending)))
                 self.random.choice([self._cancel, self._cancel, self._move, self._update])(message)
+            self.life.stopping.wait(self.pause_s)
         self.client.close()
         self.life.tell("end", failed=self.producer.failed)
 
@@ -46,7 +48,11 @@ class Changer:
         now_us = wall_us()
         due = [now_us + self.random.randrange(self.delay_us) for _ in names]
         self.life.tell("try", names=names, due=due, wall_us=now_us)
-        outcomes = self.producer.send_batch([n.encode() for n in names], due=due, timeout=WAIT)
+        try:
+            outcomes = self.producer.send_batch([n.encode() for n in names], due=due, timeout=WAIT)
+        except FastiError as error:
+            self.life.tell("send_failed", names=names, code=error.code, message=str(error))
+            return
         rows = [[each.status, each.id, each.version] for each in outcomes]
         self.life.tell("sent", names=names, rows=rows)
         self.pending += [each.id for each in outcomes if each.ok]
@@ -70,7 +76,8 @@ class Changer:
         try:
             outcome: fasti.Outcome = getattr(self.messages, verb)(**arguments)
         except FastiError as error:
-            if not error.retryable:
+            # Sends that failed after their answer was waited for in vain are told by the next change.
+            if not error.retryable and error.code != "rows_failed":
                 raise
             self.life.tell("change_unknown", verb=verb, id=message, code=error.code, **facts)
         else:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fasti
-from fasti.errors import RowsFailed
+from fasti.errors import FastiError, RowsFailed
 from tests.integration.trouble.facts import wall_us
 from tests.integration.trouble.worker import Life
 
@@ -23,6 +23,7 @@ class Receiver:
         self.client = client
         self.consumer = client.consumer(
             life.option("topic", "t"),
+            group=life.option("group"),
             name=life.option("name", life.tell.who),
             prefetch=life.option("prefetch", 32),
             time_limit=life.option("time_limit"),
@@ -39,7 +40,13 @@ class Receiver:
         ways: dict[str, Callable[[], None]] = {"message": self.by_message, "batch": self.by_batch}
         way = ways[self.life.option("way", "message")]
         while not self.life.stopping.is_set():
-            way()
+            try:
+                way()
+            except FastiError as error:
+                # What every program does about such an error: it tries again.
+                if not error.retryable:
+                    raise
+                self.life.tell("consume_failed", code=error.code, message=str(error))
         self._flush()
         self.life.tell("end", reconnections=self.consumer.reconnections)
         try:

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO, Any
 
 Fact = dict[str, Any]
@@ -60,6 +61,11 @@ class Book:
         with self._changed:
             self._facts.append(fact)
             self._changed.notify_all()
+
+    def save(self, path: Path) -> None:
+        """The history, a fact a line."""
+        with path.open("w") as file:
+            file.writelines(json.dumps(fact) + "\n" for fact in self.all())
 
     def all(self, *what: str, **fields: Any) -> list[Fact]:
         """By the time at which they happened."""

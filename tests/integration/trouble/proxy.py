@@ -6,6 +6,7 @@ dropped without the connection ending: that is what TCP promises, so nothing wor
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -13,6 +14,8 @@ import time
 from contextlib import suppress
 
 _CHUNK = 1 << 16
+# What a direction that is held up reads; the rest stays where it is.
+_HELD_BYTES_MAX = 4 << 20
 # Closing with this sends a reset at once and throws away what was not delivered.
 _RESET = struct.pack("ii", 1, 0)
 
@@ -25,9 +28,14 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        # Of these one direction has ended.
+        self._half_ended: list[set[socket.socket]] = []
         self._flowing = threading.Event()
         self._flowing.set()
         self._closed = False
+        self._shut = False
+        # Pieces that were held up when they came, and go on with `let_go`.
+        self.held: list[bytes] = []
         # Seconds by which every piece is late, to the broker and back.
         self.delay_there = self.delay_back = 0.0
         self.connections = 0
@@ -35,8 +43,13 @@ class Proxy:
 
     @property
     def address(self) -> str:
+        return f"fasti://{self.place}"
+
+    @property
+    def place(self) -> str:
+        """The `host:port` at which it listens."""
         host, port = self._listener.getsockname()
-        return f"fasti://{host}:{port}"
+        return f"{host}:{port}"
 
     def cut(self) -> None:
         """Every connection is reset, whatever is on its way."""
@@ -46,8 +59,18 @@ class Proxy:
             for end in pair:
                 _reset(end)
 
+    def shut(self) -> None:
+        """As `cut`, and whoever connects is reset as well, until `reopen`."""
+        self._shut = True
+        self.cut()
+
+    def reopen(self) -> None:
+        """Connections can be made again."""
+        self._shut = False
+
     def hold_up(self) -> None:
         """Nothing moves, and nobody is told."""
+        self.held = []
         self._flowing.clear()
 
     def let_go(self) -> None:
@@ -80,6 +103,8 @@ class Proxy:
             except OSError:
                 return
             try:
+                if self._shut:
+                    raise ConnectionRefusedError
                 far = socket.create_connection(self._target)
             except OSError:
                 _reset(near)
@@ -89,6 +114,9 @@ class Proxy:
             with self._lock:
                 self._pairs.append((near, far))
                 self.connections += 1
+            if self._shut:  # Meanwhile.
+                self.cut()
+                continue
             for source, target, there in ((near, far, True), (far, near, False)):
                 threading.Thread(
                     target=self._pump, args=(source, target, there), daemon=True
@@ -100,12 +128,39 @@ class Proxy:
                 delay = self.delay_there if there else self.delay_back
                 if delay:
                     time.sleep(delay)
-                self._flowing.wait()
+                if not self._flowing.is_set():
+                    piece = self._hold(source, piece)
                 target.sendall(piece)
             target.shutdown(socket.SHUT_WR)
+            self._forget_ended(source, target)
             return
         _reset(source)
         _reset(target)
+        self._forget_ended(source, target)
+
+    def _hold(self, source: socket.socket, piece: bytes) -> bytes:
+        """The piece and what came behind it, when that may go on."""
+        pieces, size = [piece], len(piece)
+        self.held.append(piece)
+        while not self._flowing.wait(0.02):
+            if size < _HELD_BYTES_MAX and select.select([source], [], [], 0)[0]:
+                pieces.append(source.recv(_CHUNK))
+                self.held.append(pieces[-1])
+                size += len(pieces[-1]) or _HELD_BYTES_MAX  # It has ended.
+        return b"".join(pieces)
+
+    def _forget_ended(self, source: socket.socket, target: socket.socket) -> None:
+        """The direction that ends last closes both ends."""
+        ends = {source, target}
+        with self._lock:
+            if ends in self._half_ended:
+                self._half_ended.remove(ends)
+                self._pairs = [pair for pair in self._pairs if set(pair) != ends]
+            else:
+                self._half_ended.append(ends)
+                return
+        source.close()
+        target.close()
 
 
 def _reset(end: socket.socket) -> None:

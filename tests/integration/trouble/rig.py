@@ -11,12 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.integration.trouble.facts import Book
 
 ROOT = Path(__file__).parents[3]
-END_S = 60.0
+END_S = 120.0
 
 
 def _python_path() -> str:
@@ -27,7 +27,9 @@ def _python_path() -> str:
 class Worker:
     """A process that runs one of the workers' modules and tells facts."""
 
-    def __init__(self, book: Book, module: str, who: str, **options: Any) -> None:
+    def __init__(
+        self, book: Book, module: str, who: str, stderr: IO[bytes] | None = None, **options: Any
+    ) -> None:
         self.who = who
         self._book = book
         # What a worker says goes to a file: a pipe that nobody reads would stop it.
@@ -41,6 +43,7 @@ class Worker:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             env={**os.environ, "PYTHONPATH": _python_path(), "PYTHONFAULTHANDLER": "1"},
         )
         assert self._process.stdout is not None
@@ -98,10 +101,12 @@ class Crew:
         self.book = Book()
         self.address = address
         self.workers: list[Worker] = []
+        # Where workers write what goes wrong with them; None: where the test does.
+        self.stderr: IO[bytes] | None = None
 
     def start(self, module: str, who: str, **options: Any) -> Worker:
         options.setdefault("address", self.address)
-        worker = Worker(self.book, module, who, **options)
+        worker = Worker(self.book, module, who, self.stderr, **options)
         self.workers.append(worker)
         return worker
 

@@ -2,7 +2,10 @@
 
 Everything is judged from what the workers told. `leases_lasted` says that no lease can have ended
 by itself (it is longer than the test, and no consumer died): then a second delivery of a message is
-allowed only after its first was nacked or released.
+allowed only after its first was nacked or released. Where leases may end, `lease_us` is their length:
+then a second delivery may also come when that is over.
+
+A send that failed without a definite word may have happened or not; each other one is known.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.integration.trouble.facts import Book, Fact
+
+# What a send may end with that has happened all the same.
+MAYBE = frozenset({"timed_out", "unknown", "no_quorum", "storage_failed", "unavailable", "closed"})
 
 
 class Got(NamedTuple):
@@ -41,13 +47,17 @@ class Ledger:
         self.ok: dict[str, tuple[int, int]] = {}
         self._names: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
         self.answers: dict[str, str] = {}
+        # Names of which nobody can say whether they were sent, and why.
+        self.maybe: dict[str, str] = {}
         self.got: dict[int, list[Got]] = defaultdict(list)
         self.returned: dict[int, list[tuple[int, str, str]]] = defaultdict(list)
         self.acked: dict[int, int] = {}
+        self.acker: dict[int, str] = {}
         self.changes: dict[int, list[Fact]] = defaultdict(list)
         # When a move was asked for, by the message and its new due time.
         self.asked: dict[tuple[int, int], int] = {}
         self.refused: list[tuple[str, Fact]] = []
+        self.without_answer: set[str] = set()
         for fact in book.all():
             self._hear(fact)
 
@@ -64,6 +74,8 @@ class Ledger:
         elif what == "send_failed":
             for name in fact["names"]:
                 self.answers[name] = fact["code"]
+                if fact["code"] in MAYBE:
+                    self.maybe[name] = fact["code"]
         elif what == "got":
             for row in fact["rows"]:
                 self.got[row[0]].append(Got(*row, fact["who"], fact["at"], fact["wall_us"]))
@@ -72,11 +84,14 @@ class Ledger:
                 self.returned[message].append((fact["at"], what, fact["who"]))
         elif what == "acked":
             for message in fact["ids"]:
-                self.acked[message] = min(fact["at"], self.acked.get(message, fact["at"]))
+                self.acked.setdefault(message, fact["at"])
+                self.acker.setdefault(message, fact["who"])
         elif what == "change" and fact["verb"] == "move":
             self.asked[fact["id"], fact["due"]] = fact["at"]
         elif what in ("changed", "change_unknown"):
             self.changes[fact["id"]].append(fact)
+        elif what == "consume_failed":
+            self.without_answer.add(fact["who"])
         elif what == "refused":
             self.refused += [(fact["who"], failure) for failure in fact["failures"]]
 
@@ -104,11 +119,21 @@ class Ledger:
 
     def unacked(self) -> set[int]:
         """Owed, and nobody was told yet that they are done."""
-        return self.owed() - self.acked.keys() - self.maybe_cancelled()
+        return self.owed() - self.acked.keys() - self.maybe_cancelled() - self.maybe_acked()
+
+    def maybe_acked(self) -> set[int]:
+        """Acked by consumers to which it happened that they had no answer in time."""
+        return {
+            message
+            for message, words in self.returned.items()
+            if any(what == "ack" and who in self.without_answer for _, what, who in words)
+        }
 
     # The verdict
 
-    def check(self, leases_lasted: bool = True, every_send_ok: bool = True) -> None:
+    def check(
+        self, leases_lasted: bool = True, every_send_ok: bool = True, lease_us: int = 0
+    ) -> None:
         """All of it, but for what is still owed."""
         if every_send_ok:
             self.every_send_was_answered()
@@ -120,6 +145,9 @@ class Ledger:
         if leases_lasted:
             assert not self.refused, self.refused[:5]
             self._one_delivery_at_a_time()
+        if lease_us:
+            self._one_lease_at_a_time(lease_us)
+        self._only_the_holder_acks()
 
     def nothing_lost(self, left: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """Every promise was fulfilled, or can still be: `left` is what the broker has."""
@@ -182,12 +210,15 @@ class Ledger:
                     self.others.add(message)
                     continue
                 assert got.name in self.tried, f"from nowhere: {self._story(message)}"
-                assert self.answers.get(got.name, "ok") == "ok", self._story(message)
+                maybe = got.name in self.maybe or self.answers.get(got.name, "ok") == "ok"
+                assert maybe, f"{self.answers[got.name]}: {self._story(message)}"
             self._replaced_in_order(message, [got.name for got in deliveries])
 
     def _replaced_in_order(self, message: int, names: list[str]) -> None:
         """One that went back may be replaced: what is delivered last is what was promised last."""
         if any(fact["verb"] == "update" for fact in self.changes.get(message, ())):
+            return
+        if any(name in self.maybe for name in names):
             return
         promised = {name: v for name, (_, v) in self.promised_as(message).items()}
         versions = [promised[name] for name in names if name in promised]
@@ -237,6 +268,34 @@ class Ledger:
                     counted = 1  # Replaced, which makes it new.
                 assert second.attempts == counted, self._story(message)
             assert deliveries[0].attempts == 1, self._story(message)
+
+    def _one_lease_at_a_time(self, lease_us: int) -> None:
+        """A message comes again when it was given back, or its lease may have ended.
+
+        A message may have been here for a while when user code got it, so its lease ends earlier than one
+        length behind that; but it was renewed in time, so not by more than half of it.
+        """
+        for message, deliveries in self.got.items():
+            for first, second in pairwise(deliveries):
+                back = any(
+                    who == first.who and first.at <= at <= second.at and what != "ack"
+                    for at, what, who in self.returned[message]
+                )
+                over = second.at - first.at >= lease_us // 2
+                assert back or over, f"two leases at once: {self._story(message)}"
+
+    def _only_the_holder_acks(self) -> None:
+        """Nobody's ack is answered ok that was asked for when another one had the message."""
+        for message, who in self.acker.items():
+            asked = max(
+                (at for at, what, by in self.returned[message] if what == "ack" and by == who),
+                default=0,
+            )
+            before = [got for got in self.got.get(message, ()) if got.at < asked]
+            if before:
+                assert before[-1].who == who, f"acked by {who}, not by its holder: " + self._story(
+                    message
+                )
 
     def _story(self, message: int) -> str:
         """Everything that is known of a message, in order: for whoever reads a failure."""

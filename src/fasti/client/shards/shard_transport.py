@@ -29,7 +29,14 @@ from fasti.client.transport import (
     OnlyShard,
     Stream,
 )
-from fasti.errors import FastiError, Moved, TimedOut, Unavailable
+from fasti.errors import (
+    FastiError,
+    Moved,
+    OutcomeUnknown,
+    StorageFailed,
+    TimedOut,
+    Unavailable,
+)
 from fasti.protocol.problems import error_from_json
 from fasti.runtime import Runtime
 
@@ -39,6 +46,9 @@ _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
 _MOVING_FIRST_S, _MOVING_MAX_S = 0.02, 0.25
 # A try in less time than this would only be too late.
 _LAST_TRY_S = 0.1
+
+# What a process says that is gone, or that reaches its storage no more: another one may lead by now.
+_CUT_OFF = (Unavailable, OutcomeUnknown, StorageFailed)
 
 T = TypeVar("T")
 
@@ -219,7 +229,8 @@ class ShardTransport(OnlyShard):
         except Moved as error:
             found = self._processes.follow(self.number, asked, error, until)
             raise (self._moved(error) if found else self._lost(error)) from error
-        except Unavailable as error:
+        except (Unavailable, TimedOut) as error:
+            # One that hangs says nothing: another one may lead by now.
             self._processes.ask(self.number, until)
             found = self._processes.map.place(self.number) != asked
             raise (self._moved(error) if found else self._gone(error)) from error
@@ -229,6 +240,8 @@ class ShardTransport(OnlyShard):
         if isinstance(error, Moved):
             found = self._processes.map.take_move(dict(error.details), self.number)
             self._is_lost = not found
+        elif isinstance(error, _CUT_OFF):
+            self._is_lost = True
 
     def _ending(self, ended: Ended) -> Ended:
         def end(error: FastiError | None) -> None:
@@ -243,6 +256,8 @@ class ShardTransport(OnlyShard):
                 # Its process may be gone, and another one lead it.
                 self._is_lost = True
                 error = self._gone(error)
+            elif error is not None:
+                self._heed(error)
             ended(error)
 
         return end
