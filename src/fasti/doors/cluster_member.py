@@ -268,7 +268,6 @@ class ClusterMember:
         other = self._members.others.get(name)
         if other is None or name in self._knocks:
             return
-        address = other.record.address
         self._knocks.add(name)
 
         def run() -> None:
