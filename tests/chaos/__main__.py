@@ -187,9 +187,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rest", type=float, default=3.0, help="mean seconds between faults")
-    parser.add_argument(
-        "--stale-reads", action="store_true", help="don't fail because a read was stale"
-    )
     parser.add_argument("--directory", type=Path, help="default: .cache/chaos/SEED, made anew")
     parser.add_argument("--schedule", action="store_true", help="print the first faults and end")
     given = parser.parse_args()
@@ -202,7 +199,6 @@ def main() -> int:
     shutil.rmtree(directory, ignore_errors=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        Round.fresh_reads = not given.stale_reads
         return Chaos(given.minutes, given.seed, given.rest, directory.absolute()).run()
     except KeyboardInterrupt:
         print("stopped before its end")

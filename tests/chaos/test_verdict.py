@@ -158,4 +158,3 @@ def test_counters_have_what_was_answered_and_reads_are_fresh() -> None:
     history.tell("read", key="k", version=0, value=0, began=2 * SECOND)
     with pytest.raises(AssertionError, match="stale"):
         check_counters(history.book, {"k": 1})
-    check_counters(history.book, {"k": 1}, fresh_reads=False)

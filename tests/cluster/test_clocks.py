@@ -49,6 +49,7 @@ class Station:
                 "cluster": cluster,
                 "nats": ",".join(servers.urls),
                 "nats_replicas": 1,
+                "nats_system_credentials": str(servers.system_credentials),
                 "shards": SHARDS,
                 "broker_name": name,
                 "data": directory / name,

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 import fasti
 from fasti.errors import FastiError
 from tests.cluster.cluster_rig import under_load
@@ -44,6 +46,7 @@ def is_taken(producer: fasti.Producer, payload: bytes) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_two_servers_carry_on_when_the_disk_of_one_is_full(tmp_path: Path) -> None:
     with (
         small_servers(tmp_path) as (servers, disks),

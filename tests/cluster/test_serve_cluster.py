@@ -35,6 +35,7 @@ def three_servers() -> Iterator[NatsServers]:
         servers.close()
 
 
+@pytest.mark.long
 def test_a_broker_is_killed_under_load(one_server: NatsServers, tmp_path: Path) -> None:
     with cluster_of(one_server, tmp_path) as cluster, under_load(cluster, 1) as load:
         busy, other = cluster.busy_and_other()
@@ -51,6 +52,7 @@ def test_a_broker_is_stopped_under_load(one_server: NatsServers, tmp_path: Path)
         assert set(cluster.wait_led(by=[other]).values()) == {other}
 
 
+@pytest.mark.long
 def test_one_of_three_servers_is_killed_under_load(
     three_servers: NatsServers, tmp_path: Path
 ) -> None:
@@ -61,6 +63,7 @@ def test_one_of_three_servers_is_killed_under_load(
         load.go_on(100)
 
 
+@pytest.mark.long
 def test_all_brokers_and_servers_are_killed_under_load(
     one_server: NatsServers, tmp_path: Path
 ) -> None:

@@ -200,7 +200,7 @@ def test_from_tasks(broker: BrokerProcess) -> None:
 def test_a_broker_that_is_killed_in_the_middle(tmp_path: Path) -> None:
     """What was done is done, each message is cancelled or as it was, and again does the rest."""
     with BrokerProcess(tmp_path, settings=SEGMENTS) as killed:
-        with fasti.connect(killed.address, timeout="60s") as client:
+        with fasti.connect(killed.address, timeout="10s") as client:
             client.create_topic("t")
             client.producer("t").send_batch([b""] * ROWS, due=[FAR_US] * ROWS)
 

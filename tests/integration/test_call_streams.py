@@ -22,7 +22,7 @@ from fasti.client.call_streams import STREAMS_MAX
 from fasti.client.flight_transport import FlightTransport
 from fasti.config import ShardSettings
 from fasti.doors.flight import FlightDoor
-from fasti.errors import FastiError, TimedOut, Unavailable
+from fasti.errors import TimedOut, Unavailable
 from fasti.model import Limits
 from fasti.storage.directory import passing_storage
 from tests.integration.serve_rig import SEGMENTS
@@ -205,9 +205,12 @@ def test_a_broker_that_stops_answers_what_is_under_way(
 def test_what_a_stopping_broker_refuses_is_told(doorway: Doorway, client: fasti.Client) -> None:
     warm(doorway, client)
     doorway.service.stopping = True
+    client.transport.timeout_s = 0.3
     for _ in range(3):
+        # Until then another broker might have been there.
         with pytest.raises(Unavailable, match="stopping"):
             client.messages("jobs").cancel(key="k1")
+    client.transport.timeout_s = 30.0
     doorway.service.stopping = False
     assert client.messages("jobs").cancel(key="k1").ok
 
@@ -245,13 +248,13 @@ def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
             transport = client.transport
             assert isinstance(transport, FlightTransport)
             eventually(lambda: jobs.count() and transport._call_streams._idle)
+            transport.timeout_s = 1.0
             broker.kill()
-            # Nobody can tell whether it happened: it isn't repeated.
-            with pytest.raises(FastiError) as raised:
+            # No broker came in time, and none had it: it did not happen.
+            with pytest.raises(Unavailable):
                 jobs.cancel(key="a")
-            assert isinstance(raised.value, Unavailable)
+            transport.timeout_s = 30.0
             broker.start()
-            # What can be repeated is.
             assert jobs.count()["scheduled"] == 9
             assert [jobs.cancel(key=key).status for key in "abcdefghi"] == ["ok"] * 9
 

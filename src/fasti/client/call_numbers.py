@@ -7,7 +7,6 @@ Any thread.
 
 from __future__ import annotations
 
-import base64
 import os
 import threading
 from collections.abc import Iterator
@@ -83,7 +82,7 @@ class CallNumbers:
 
     def _draw(self) -> None:
         """A name that no other client has, in this process or another."""
-        self._client = base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()
+        self._client = os.urandom(16).hex()
         self._last = 0
         # In the order in which they were begun, which is that of the numbers.
         self._open: dict[int, None] = {}

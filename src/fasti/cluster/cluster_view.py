@@ -20,7 +20,7 @@ class MemberView(NamedTuple):
     state: Liveness
     weight: float
     load: float
-    clock_ahead_ms: float
+    clock_ahead_ms: float = 0.0
 
 
 class ShardView(NamedTuple):

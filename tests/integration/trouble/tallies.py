@@ -12,7 +12,7 @@ from tests.integration.trouble.facts import Book, Fact
 from tests.integration.trouble.verdict import Got, Ledger
 
 
-def check_counters(book: Book, values: Mapping[str, int], fresh_reads: bool = True) -> None:
+def check_counters(book: Book, values: Mapping[str, int]) -> None:
     """Each answered increment counts once, each unanswered one at most once, and no read is stale.
 
     `values` is what the counters have in the end.
@@ -28,8 +28,7 @@ def check_counters(book: Book, values: Mapping[str, int], fresh_reads: bool = Tr
             f"{key} is {value}: {least[key]} increments were answered, {most[key]} may have happened"
         )
     _check_versions(book)
-    if fresh_reads:
-        _check_reads(book)
+    _check_reads(book)
 
 
 def _check_versions(book: Book) -> None:

@@ -8,8 +8,8 @@ import pytest
 import fasti.cluster
 
 MACHINES = (
-    "member_records", "members", "pack_reader", "placement", "pointer_owner", "shard_claims", "writer",
-    "writer_actions",
+    "member_clocks", "member_records", "members", "pack_reader", "placement", "pointer_owner",
+    "shard_claims", "writer", "writer_actions",
 )  # fmt: skip
 ALLOWED = {
     "__future__", "collections", "collections.abc", "dataclasses", "enum", "math", "statistics", "typing",
