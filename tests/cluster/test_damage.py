@@ -137,13 +137,13 @@ def test_a_watch_finds_it_and_has_another_server_lead(damaged: Damaged) -> None:
     book = storage.rescue.book
     asked = SystemAccount(system, account_of(connection), 3)
     watch = ClusterWatch(host, connection, damaged.settings.cluster, "broker", asked, book, 3)
-    before = shard.store.blocks.read_manifest()
+    before = shard.store.version
     wait_until(lambda: watch.poll() and watch._readings.keys() >= {journal}, "a reading")
     assert book.damages == [Damage(f"n{victim}", journal, "has lost 2 messages")]
     assert storage.rescue.is_held()
     wait_until(lambda: leader_of(connection, journal) != victim, "another leader")
     # What the journal has is in blocks as well, and none of it is trimmed.
-    wait_until(lambda: shard.store.blocks.read_manifest() != before, "a checkpoint")
+    wait_until(lambda: shard.store.version != before, "a checkpoint")
     assert watch.view is not None
     assert {server.name: server.state for server in watch.view.servers} == {
         f"n{number}": "damaged" if number == victim else "good" for number in range(3)

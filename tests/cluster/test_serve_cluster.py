@@ -44,6 +44,7 @@ def test_a_broker_is_killed_under_load(one_server: NatsServers, tmp_path: Path) 
         assert set(cluster.wait_led(by=[other]).values()) == {other}
 
 
+@pytest.mark.long
 def test_a_broker_is_stopped_under_load(one_server: NatsServers, tmp_path: Path) -> None:
     with cluster_of(one_server, tmp_path) as cluster, under_load(cluster, 3) as load:
         busy, other = cluster.busy_and_other()

@@ -22,7 +22,7 @@ from fasti.client.call_streams import STREAMS_MAX
 from fasti.client.flight_transport import FlightTransport
 from fasti.config import ShardSettings
 from fasti.doors.flight import FlightDoor
-from fasti.errors import TimedOut, Unavailable
+from fasti.errors import OutcomeUnknown, TimedOut, Unavailable
 from fasti.model import Limits
 from fasti.storage.directory import passing_storage
 from tests.integration.serve_rig import SEGMENTS
@@ -250,8 +250,8 @@ def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
             eventually(lambda: jobs.count() and transport._call_streams._idle)
             transport.timeout_s = 1.0
             broker.kill()
-            # No broker came in time, and none had it: it did not happen.
-            with pytest.raises(Unavailable):
+            # No broker came in time. Whether the one that died had got it may be known here, or not.
+            with pytest.raises((Unavailable, OutcomeUnknown)):
                 jobs.cancel(key="a")
             transport.timeout_s = 30.0
             broker.start()

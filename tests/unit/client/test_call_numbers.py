@@ -56,7 +56,7 @@ def test_calls_one_after_the_other_leave_since_out(numbers: CallNumbers) -> None
             told = once(pending)
             assert told.keys() == {"client", "number"}
             assert told["number"] == number
-            assert len(told["client"]) == 22
+            assert len(told["client"]) == 32
 
 
 def test_the_lowest_that_is_open_is_told(numbers: CallNumbers) -> None:
