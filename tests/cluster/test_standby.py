@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from fasti.broker.shard import Shard
-from fasti.cluster.nats import NatsConnection
+from fasti.cluster.nats import NatsConnection, StoredMessage
 from fasti.cluster.standby import Standby
 from fasti.cluster.stream_journal import StreamJournal
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
@@ -277,3 +278,28 @@ def test_a_leader_says_in_the_stream_to_whom_it_yields(
     assert list(shown(other)) == ids
     assert other.call(co.Cancel("t", co.Target(ids=np.array(ids))), 10).all_ok
     other.close(checkpoint=False)
+
+
+def test_a_standby_that_is_behind_reads_every_pack_once(
+    nats: NatsConnection, settings: StreamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = lead(nats, settings, "first")
+    make_topic(shard)
+    standby = stand_by(nats, settings, "second")
+    catch_up(standby, shard)
+    begin = place(shard)
+    for number in range(24):
+        produce(shard, random.Random(number).randbytes(1 << 20))
+    places: list[int] = []
+    read = nats.read
+
+    def reading(stream: str, *place: Any) -> list[StoredMessage]:
+        found = read(stream, *place)
+        places.extend(message.sequence for message in found)
+        return found
+
+    monkeypatch.setattr(nats, "read", reading)
+    monkeypatch.setattr(nats, "get", None)
+    catch_up(standby, shard)
+    shard.close(checkpoint=False)
+    assert places == list(range(begin + 1, place(shard) + 1))

@@ -80,7 +80,7 @@ class Leadership:
         self._began_us = self._last_us = time.time_ns() // 1000
         # What to do next, after a call that gave up.
         self._action: Action | None = None
-        self.sent_bytes = 0
+        self.sent_bytes = self._read_bytes = 0
         # Of the last leader, if it has yielded: its epoch, and who shall lead next.
         self.yielded: tuple[int, str] | None = None
 
@@ -103,20 +103,23 @@ class Leadership:
         """Frames behind this one are in `pieces`."""
         return self.pieces.base.reader.last_frame
 
-    def follow(self, upto: int | None, packs_max: int) -> bool:
-        """As a standby: reads up to a place, or to the end; at most so many packs. True if it is there.
+    def follow(self, upto: int | None, packs_max: int, bytes_max: int) -> bool:
+        """As a standby: reads up to a place, or to the end; at most so many packs, and no more after
+        so many bytes. True if it is there.
 
         Begins at the pointer's manifest, and does so again if what comes next was trimmed: `pieces` are
         others then. `NoQuorum` if NATS doesn't answer soon, `Corruption` if what is read can't be right.
         """
         patience = Patience(self._stream.name, self._timeouts.answer_s)
         self._in_flight, self._action = False, None
-        action, packs = self._writer.follow(), 0
+        action, packs, self._read_bytes = self._writer.follow(), 0, 0
         while not isinstance(action, ENDS):
             if isinstance(action, ReadPack):
-                if (upto is not None and action.sequence > upto) or packs >= packs_max:
-                    # It is asked for the next time.
-                    return packs < packs_max
+                # What comes next is asked for the next time.
+                if upto is not None and action.sequence > upto:
+                    return True
+                if packs >= packs_max or self._read_bytes >= bytes_max:
+                    return False
                 packs += 1
             if packs > 1 and patience.is_over:
                 # It is slow, and goes on: the caller has other things to do as well.
@@ -269,6 +272,7 @@ class Leadership:
             met = self._stream.find_elsewhere(place, error, known)
         self.incarnation, self._drawn = met.incarnation, False
         self._met = met
+        self._read_bytes += memoryview(met.body).nbytes
         self._note(met)
         return met
 

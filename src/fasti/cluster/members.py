@@ -6,9 +6,10 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
 
 - Members that live and can read the cluster's format are ranked for every shard (`placement.py`).
 - A living leader is never deposed. Only when a shard has no leader (`shard_claims.py`) its members
-  stand, rank r after r × 300 ms; after `LeaderYielded` its heir at once and the others one turn later. While
+  stand, rank r after r × 300 ms, those first that have followed it nearly to its end; after `LeaderYielded` its heir at once and the others one turn later. While
   one of them says that it stands, the others wait: to load a large shard takes time.
-- The first in rank and the standbys follow the shard, and ping its leader.
+- The first in rank and the standbys follow the shard, and ping its leader. Who stood by before them goes on until
+  they have caught up.
 - A leader hands over to another that has ranked first for 10 s, one shard at a time: it admits nothing,
   lets the other catch up, and yields. If that takes too long, or the other goes, or the journal doesn't answer, it admits again.
 - A leader whose clock is off the members' median by more than `max_skew` (`member_clocks.py`) hands over at
@@ -45,6 +46,8 @@ _SLEEP_MS = 1_000
 # Own beats come back within milliseconds. Behind such a gap the others may be on their way back as well.
 _DEAF_MS = 1_000
 _BACK_MS = 3_000
+# To read and apply so many small packs takes about as long as a rank's turn.
+_TURN_PACKS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,19 +309,33 @@ class Members:
                 other.heard_ms = min(now_ms, other.heard_ms + slept_ms)
 
     def _follow(self, shard: int, ranking: Ranking) -> list[Duty]:
-        """The first and the standbys follow; a leader or a candidate is never told to leave."""
-        rank = ranking.rank(self.record.name)
-        wanted = rank is not None and rank <= self._settings.standbys
+        """The first and the standbys follow. Who is none of them any more leaves when they are as far as it is; a
+        leader or a candidate is never told to.
+        """
+        wanted = ranking.names[: self._settings.standbys + 1]
         item = self._own.get(shard)
         if item is None:
-            return [FollowShard(shard)] if wanted else []
-        return [LeaveShard(shard)] if item.role is Role.STANDBY and not wanted else []
+            return [FollowShard(shard)] if self.record.name in wanted else []
+        if item.role is not Role.STANDBY or self.record.name in wanted:
+            return []
+        relieved = all(self._is_as_far(shard, name, item.sequence) for name in wanted)
+        return [LeaveShard(shard)] if relieved else []
+
+    def _is_as_far(self, shard: int, name: str, sequence: int) -> bool:
+        """Whether a member has about all of a shard up to a place: it could lead it as soon."""
+        return sequence - self._sequence(shard, name) <= _TURN_PACKS
+
+    def _sequence(self, shard: int, name: str) -> int:
+        """How far a member is with a shard, by its last beat; 0 if it loads, or doesn't follow."""
+        parts = self._own if name == self.record.name else self._others[name].shards
+        item = parts.get(shard)
+        return 0 if item is None else item.sequence
 
     def _stand(
         self, shard: int, ranking: Ranking, early: set[str], now_ms: int, wakes: list[int]
     ) -> list[Duty]:
         item, claim, name = self._own.get(shard), self._claims[shard], self.record.name
-        wait_ms = ranking.wait_ms(name)
+        wait_ms = self._in_turn(shard, ranking).wait_ms(name)
         if wait_ms is None or name in early or (item is not None and item.role is Role.CANDIDATE):
             return []
         if claim.heir is not None:
@@ -331,6 +348,13 @@ class Members:
             return [StandForShard(shard)]
         wakes.append(due_ms)
         return []
+
+    def _in_turn(self, shard: int, ranking: Ranking) -> Ranking:
+        """In which order they stand: who would have much to read first lets those stand that have not."""
+        furthest = max((self._sequence(shard, name) for name in ranking.names), default=0)
+        warm = [name for name in ranking.names if self._is_as_far(shard, name, furthest)]
+        cold = [name for name in ranking.names if name not in warm]
+        return Ranking((*warm, *cold), ranking.standbys)
 
     def _lead(self, shard: int, ranking: Ranking, skewed: set[str], now_ms: int) -> list[Duty]:
         handover = self._handovers.get(shard)

@@ -72,9 +72,9 @@ class PackCache:
             self.bytes += file.bytes
         self._shrink()
 
-    def put(self, place: int, message: Buffer) -> None:
-        """Keeps a pack; a disk that is full or broken keeps nothing, which harms nobody."""
-        size = _RECORD.size + memoryview(message).nbytes
+    def put(self, place: int, *parts: Buffer) -> None:
+        """Keeps a pack, given in parts; a disk that is full or broken keeps nothing, which harms nobody."""
+        size = _RECORD.size + sum(memoryview(part).nbytes for part in parts)
         if size > self._bytes_max:
             return
         with self._lock, suppress(OSError):
@@ -89,7 +89,7 @@ class PackCache:
             ):
                 file = self._begin(place)
             assert self._open is not None
-            written = os.writev(self._open, [_RECORD.pack(place, size - _RECORD.size), message])
+            written = os.writev(self._open, [_RECORD.pack(place, size - _RECORD.size), *parts])
             if written != size:
                 self._end()
                 return

@@ -68,6 +68,8 @@ class PackStream:
         self._cache: OrderedDict[int, Pack] = OrderedDict()
         self._cached_bytes = 0
         self._cache_bytes_max = cache_bytes
+        # What is read ahead must not push out what was asked for.
+        self._batch_bytes = min(_BATCH_BYTES, cache_bytes // 4)
         self._lock = threading.Lock()
         # The signature that a file of credentials asks for is nats-py's alone.
         signs = connection.options.credentials is not None
@@ -119,7 +121,7 @@ class PackStream:
             answer = self._appends.publish(subject, headers, parts, timeout_s)
             place = stored_sequence(answer)
         if self._kept is not None:
-            self._kept.put(place, b"".join(parts))
+            self._kept.put(place, *parts)
         return place
 
     def _leader(self) -> str:
@@ -152,19 +154,21 @@ class PackStream:
             if pack is not None:
                 self._cache.move_to_end(place)
                 return pack
-        found = self._connection.read(self.name, place, _BATCH_BYTES if ahead else 1, timeout_s)
+        found = self._connection.read(
+            self.name, place, self._batch_bytes if ahead else 1, timeout_s
+        )
         for number, message in enumerate(found):
             if message.sequence != place + number:
                 break
             try:
-                self.remember(self._take(message))
+                taken = self._take(message)
             except Corruption:
                 break
+            self.remember(taken)
+            pack = pack or taken
         if trust_end and not found:
             return MISSING
-        with self._lock:
-            pack = self._cache.get(place)
-        return self.read_from_leader(place, timeout_s) if pack is None else pack
+        return pack or self.read_from_leader(place, timeout_s)
 
     def read_from_leader(self, place: int, timeout_s: float) -> Pack | Absence:
         """What the stream's leader has at a place, or whoever has it if that is damaged."""

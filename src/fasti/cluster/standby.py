@@ -33,7 +33,7 @@ _log = logging.getLogger("fasti.cluster.standby")
 
 # About how long a step takes, unless NATS is slow.
 PIECE_S = 0.02
-# Packs that are read before their frames are applied.
+# Packs that are read before their frames are applied; as much as memory has them until then.
 _PACKS = 64
 # Of packs in memory.
 _CACHE_BYTES = 8 << 20
@@ -158,7 +158,7 @@ class Standby:
     def _open(self) -> bool:
         streams = self._storage.connect(_CACHE_BYTES)
         # Nothing but the pointer is read.
-        streams.leadership.follow(0, 1)
+        streams.leadership.follow(0, 1, 1)
         record = streams.pointer.record
         stored = streams.blocks.manifest_of(record)
         if stored is None:
@@ -184,7 +184,7 @@ class Standby:
         """More packs; True if all that is known of are here."""
         upto, self._to_the_end = None if self._to_the_end else self._heard, False
         try:
-            reached = leadership.follow(upto, _PACKS)
+            reached = leadership.follow(upto, _PACKS, _CACHE_BYTES // 4)
         except BaseException:
             self._to_the_end = upto is None
             raise

@@ -1,8 +1,8 @@
 """Brokers in virtual time that do what `Members` says, over streams that never fail.
 
 A beat is heard by all after 5 ms. A take-over, a handover's yield and what is read in a stream take one
-step of 10 ms. A broker can be killed (its pings get *no responders*), cut off, stopped for a while, and
-have a wrong clock.
+step of 10 ms. A broker can be killed (its pings get *no responders*), cut off, stopped for a while, take its
+time to load, and have a wrong clock.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Station:
     dead: bool = False
     stopped_until_ms: int = 0
     clock_ms: int = 0
+    # It follows, and has applied nothing yet.
+    loads: bool = False
     inbox: list[Beat] = field(default_factory=list)
 
 
@@ -149,7 +151,9 @@ class Crowd:
     def play(self, station: Station, shard: int, role: Role) -> None:
         station.roles[shard] = role
         stream = self.streams[shard]
-        station.members.play(shard, role, stream.epoch, stream.sequence, self.now_ms)
+        behind = station.loads and role is Role.STANDBY
+        sequence = 0 if behind else stream.sequence
+        station.members.play(shard, role, stream.epoch, sequence, self.now_ms)
 
     def did(self, kind: type, since_ms: int = 0) -> list[tuple[int, str, Duty]]:
         return [item for item in self.log if item[0] >= since_ms and isinstance(item[2], kind)]

@@ -162,6 +162,51 @@ def test_one_that_is_alone_leads_whatever_its_clock() -> None:
     assert set(crowd.leaders().values()) == {"a"}
 
 
+def loading(crowd: Crowd) -> str:
+    """The leader of shard 0 was killed; its standby leads, and it is back and loads what has come meanwhile."""
+    crowd.streams[0].sequence = 5_000
+    name = crowd.leaders()[0]
+    assert name is not None
+    crowd.kill(name)
+    crowd.run(3_000)
+    crowd.join(name)
+    crowd.stations[name].loads = True
+    crowd.run(1_000)
+    return name
+
+
+def test_a_standby_stays_until_the_one_that_comes_in_its_place_has_caught_up() -> None:
+    crowd = settled()
+    name = loading(crowd)
+    [third] = set("abc") - {name, crowd.leaders()[0]}
+    crowd.run(5_000)
+    assert crowd.stations[third].roles[0] is Role.STANDBY
+    crowd.stations[name].loads = False
+    crowd.run(500)
+    assert crowd.stations[third].roles[0] is Role.IDLE
+
+
+def test_who_has_everything_stands_before_one_that_ranks_first_and_loads() -> None:
+    crowd = settled()
+    name = loading(crowd)
+    leader = crowd.leaders()[0]
+    assert leader is not None
+    crowd.kill(leader)
+    crowd.run(500)
+    [third] = set("abc") - {name, leader}
+    assert crowd.leaders()[0] == third
+
+
+def test_one_that_loads_stands_if_nobody_has_more() -> None:
+    crowd = settled("ab")
+    name = loading(crowd)
+    leader = crowd.leaders()[0]
+    assert leader is not None
+    crowd.kill(leader)
+    crowd.run(500)
+    assert crowd.leaders()[0] == name
+
+
 def test_a_member_of_weight_0_is_emptied() -> None:
     crowd = settled()
     [(name, count)] = Counter(ranked("abc").values()).most_common(1)
