@@ -67,6 +67,16 @@ def test_a_group_gets_every_row_once(client: Client) -> None:
     assert (group.lag, group.leased, group.dead, group.behind) == (0, 0, 0, 0)
 
 
+def test_every_row_is_due_when_it_was_appended_also_from_a_block(client: Client) -> None:
+    client.create_topic("events", kind="log", partitions=1)
+    for number in range(3):
+        client.producer("events").send(b"%d" % number).result()
+    client.checkpoint()
+    appended = [message.created_us for message in client.reader("events")]
+    assert len(set(appended)) == 3
+    assert [message.due_us for message in take(client, 3)] == appended
+
+
 def test_consumers_of_a_group_share_its_rows_and_groups_do_not(client: Client) -> None:
     """Broadcast is one group for each subscriber."""
     fill(client, partitions=2, rows=50)

@@ -485,10 +485,12 @@ def _expires(leased: Deliver) -> pa.Array:
 
 def _leased_batch(delivery: Delivery) -> pa.RecordBatch:
     leased, payloads = delivery.leased, delivery.payloads
+    # A row of a log is due when it is appended: for one in a block only the block knows when that was.
+    due_us = payloads.column("created_us") if leased.group else pa.array(leased.due_us)
     return pa.RecordBatch.from_arrays(
         [
             pa.array(leased.ids),
-            pa.array(leased.due_us),
+            due_us,
             pa.array(leased.version.astype(np.int64)),
             pa.array(leased.attempts.astype(np.int32)),
             _priorities(leased),
