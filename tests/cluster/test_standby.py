@@ -303,3 +303,24 @@ def test_a_standby_that_is_behind_reads_every_pack_once(
     catch_up(standby, shard)
     shard.close(checkpoint=False)
     assert places == list(range(begin + 1, place(shard) + 1))
+
+
+def test_a_take_over_that_failed_can_be_tried_again_after_another_has_led(
+    nats: NatsConnection, settings: StreamSettings
+) -> None:
+    shard = lead(nats, settings, "first")
+    make_topic(shard)
+    ids = produce(shard, b"one", b"two")
+    standby = stand_by(nats, settings, "second")
+    catch_up(standby, shard)
+    # It leads, and fails before it serves.
+    opened = standby.hand_over().open(SETTINGS)
+    opened.journal.close()
+    standby.take_back()
+    third = lead(nats, settings, "third")
+    ids += produce(third, b"three")
+    catch_up(standby, third)
+    again = take_over(standby)
+    assert set(shown(again)) == set(ids)
+    for each in (again, third, shard):
+        each.close(checkpoint=False)

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pytest
@@ -48,11 +48,18 @@ def client(broker: BrokerProcess) -> Iterator[Client]:
         yield connected
 
 
-def read(spark: SparkSession, broker: BrokerProcess, **options: str) -> DataFrame:
+class Addressed(Protocol):
+    """Something that clients can reach."""
+
+    @property
+    def address(self) -> str: ...
+
+
+def read(spark: SparkSession, broker: Addressed, **options: str) -> DataFrame:
     return spark.read.format("fasti").options(address=broker.address, **options).load()
 
 
-def write(rows: DataFrame, broker: BrokerProcess, **options: str) -> None:
+def write(rows: DataFrame, broker: Addressed, **options: str) -> None:
     rows.write.format("fasti").options(address=broker.address, **options).mode("append").save()
 
 
@@ -108,7 +115,7 @@ def test_changes_of_rows_reach_them_wherever_they_are(
     assert len(set(entries["shard"].to_pylist())) == SHARDS
 
 
-def streamed(spark: SparkSession, broker: BrokerProcess, **options: str) -> DataFrame:
+def streamed(spark: SparkSession, broker: Addressed, **options: str) -> DataFrame:
     return spark.readStream.format("fasti").options(address=broker.address, **options).load()
 
 

@@ -10,7 +10,7 @@ take-over, never safety: the stream decides (`writer.py`). The rules:
   one of them says that it stands, the others wait: to load a large shard takes time.
 - The first in rank and the standbys follow the shard, and ping its leader. Who stood by before them goes on until
   they have caught up.
-- A leader hands over to another that has ranked first for 10 s, one shard at a time: it admits nothing,
+- A leader hands over to another that has ranked first for 10 s while it led, one shard at a time: it admits nothing,
   lets the other catch up, and yields. If that takes too long, or the other goes, or the journal doesn't answer, it admits again.
 - A leader whose clock is off the members' median by more than `max_skew` (`member_clocks.py`) hands over at
   once, to the best in rank whose clock is right; a candidate so far ahead does not stand.
@@ -214,6 +214,9 @@ class Members:
     ) -> None:
         """This broker's own part in a shard, whenever it changes: what its beats say."""
         item = ShardBeat(shard, role, epoch, sequence, version)
+        if role is Role.LEADER and self.role(self.record.name, shard) is not Role.LEADER:
+            # It may lead because the one that ranks first could not: that one gets time.
+            self._first[shard] = (self._first.get(shard, (None, 0))[0], now_ms)
         if role in (Role.IDLE, Role.FENCED):
             self._own.pop(shard, None)
         else:

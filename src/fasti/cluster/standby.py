@@ -249,7 +249,7 @@ class Standby:
 
     def take_back(self) -> None:
         """It was not opened: follows again, with what there was if that is good still."""
-        self._storage.followed = None
+        self._storage.step_back()
         streams, follower = self._streams, self._follower
         leads = streams is not None and streams.leadership.role in (Role.LEADER, Role.FENCED)
         if leads or (follower is not None and not follower.is_whole):

@@ -186,6 +186,12 @@ class StreamStorage:
     def _close(self, journal: StreamJournal) -> None:
         self._lost = self._lost or journal.fenced
 
+    def step_back(self) -> None:
+        """Its broker doesn't lead the shard, whatever an opening came to: the next one is a take-over like the
+        first.
+        """
+        self._epoch, self._lost, self.followed = 0, None, None
+
 
 def _read_or_begin(journal: StreamJournal, blocks: StreamBlocks) -> tuple[int, Manifest]:
     """The manifest in force; the first opening writes one, of the journal's incarnation."""

@@ -197,6 +197,23 @@ def test_who_has_everything_stands_before_one_that_ranks_first_and_loads() -> No
     assert crowd.leaders()[0] == third
 
 
+def test_who_leads_in_place_of_the_first_gives_it_time_before_it_hands_over() -> None:
+    crowd = settled("ab")
+    first = crowd.leaders()[0]
+    assert first is not None
+    [other] = set("ab") - {first}
+    crowd.run(20_000)
+    # The first could not lead, or was fenced: it follows, and ranks first as before.
+    station = crowd.stations[other]
+    crowd.do(other, station, StandForShard(0))
+    began = crowd.now_ms
+    crowd.run(9_000)
+    assert crowd.leaders()[0] == other
+    assert crowd.did(StopAdmitting, began) == []
+    crowd.run(3_000)
+    assert crowd.leaders()[0] == first
+
+
 def test_one_that_loads_stands_if_nobody_has_more() -> None:
     crowd = settled("ab")
     name = loading(crowd)
