@@ -37,6 +37,8 @@ from tests.integration.trouble.verdict import Ledger
 LEASE_S = 10
 # When all faults are healed, so long may it take until nothing is left to do.
 HEAL_S = 180.0
+# Servers that are lost one after the other may hold a shard up for longer than calls wait by default.
+PATIENCE_S = 120
 
 
 class Mortals(Consumers):
@@ -142,7 +144,11 @@ class Round:
 
     def _starter(self, letter: str, **common: Any) -> Callable[..., Worker]:
         def start(module: str, who: str, **options: Any) -> Worker:
-            given = {"topic": self.topic(letter), "seed": f"{self._seed}-{self._number}"}
+            given = {
+                "topic": self.topic(letter),
+                "seed": f"{self._seed}-{self._number}",
+                "timeout": f"{PATIENCE_S}s",
+            }
             return self.crews[letter].start(module, who, **given, **common, **options)
 
         return start

@@ -146,6 +146,8 @@ class Members:
         # Since when which member ranks first.
         self._first: dict[int, tuple[str | None, int]] = {}
         self._handovers: dict[int, HandoverState] = {}
+        # By shard, while it has no leader: who stands or stood for it, and since when.
+        self._candidates: dict[int, dict[str, int]] = {}
         self._decided_ms = now_ms
         self._listen_until_ms = now_ms + self._settings.listen_ms
         self._beat_ms = now_ms
@@ -289,6 +291,8 @@ class Members:
             ranking = self.ranking(shard, alive)
             leader = claim.leader(alive, now_ms)
             duties += self._follow(shard, ranking)
+            if leader is not None:
+                self._candidates.pop(shard, None)
             if leader == self.record.name:
                 duties += self._lead(shard, ranking, skewed, now_ms)
             elif leader is None:
@@ -344,9 +348,11 @@ class Members:
         if claim.heir is not None:
             wait_ms = 0 if claim.heir == name else wait_ms + RANK_WAIT_MS
         assert claim.leaderless_since_ms is not None
-        if _has_candidate(self, shard, now_ms):
-            wait_ms += self._settings.candidate_ms
         due_ms = max(claim.leaderless_since_ms, self._listen_until_ms) + wait_ms
+        since_ms = self._candidates.setdefault(shard, {})
+        for other in _candidates(self, shard, now_ms):
+            # To load a large shard takes time; but each has it once.
+            due_ms = max(due_ms, since_ms.setdefault(other, now_ms) + self._settings.candidate_ms)
         if now_ms >= due_ms:
             return [StandForShard(shard)]
         wakes.append(due_ms)
@@ -435,7 +441,7 @@ def find_heir(members: Members, shard: int, now_ms: int) -> str | None:
     return next(iter([*following, *names]), None)
 
 
-def _has_candidate(members: Members, shard: int, now_ms: int) -> bool:
-    """Whether another member is about to lead a shard."""
+def _candidates(members: Members, shard: int, now_ms: int) -> list[str]:
+    """Other members that are about to lead a shard."""
     others = members.alive(now_ms) - {members.record.name}
-    return any(members.role(name, shard) is Role.CANDIDATE for name in others)
+    return [name for name in others if members.role(name, shard) is Role.CANDIDATE]

@@ -38,7 +38,8 @@ class Life:
         return self.options.get(name, default)
 
     def connect(self) -> fasti.Client:
-        client = fasti.connect(self.options["address"], owner=self.option("owner", ""))
+        given = {"timeout": self.options["timeout"]} if "timeout" in self.options else {}
+        client = fasti.connect(self.options["address"], owner=self.option("owner", ""), **given)
         self.tell("ready")
         return client
 
