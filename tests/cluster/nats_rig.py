@@ -57,10 +57,11 @@ class NatsServers:
         max_file: str = "4G",
         sync: str = "always",
         extra: str = "",
+        started: bool = True,
     ) -> None:
         """`stores` has a directory for each server's streams, which are somewhere else otherwise; `max_file` is
         what they may take in all; `extra` is added to each server's settings; without it there is a user of
-        the system account.
+        the system account. With `started=False` each is to be started.
         """
         self._max_file = max_file
         self.directory = Path(tempfile.mkdtemp(prefix="fasti-nats-"))
@@ -73,7 +74,8 @@ class NatsServers:
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
         for number in range(count):
             self._write(number)
-            self.start(number)
+            if started:
+                self.start(number)
 
     @property
     def urls(self) -> list[str]:

@@ -81,6 +81,7 @@ def test_all_brokers_and_servers_are_killed_under_load(
 
 def test_a_broker_without_its_servers_says_so(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    settings = {"cluster": "c", "nats": f"nats://127.0.0.1:{port}"}
-    with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
+    settings = {"cluster": "c", "nats": f"nats://127.0.0.1:{port}", "nats_wait": "100ms"}
+    with pytest.raises(Unavailable, match=f"127.0.0.1:{port}") as caught:
         BrokerProcess(tmp_path, settings=settings)
+    assert "not ready within 0.1 s: the connection failed" in str(caught.value)

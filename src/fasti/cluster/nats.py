@@ -37,6 +37,8 @@ LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 _LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _STREAM_NOT_FOUND = 10059
 _MESSAGE_NOT_FOUND = 10037
+# Several copies, of a server that is in no cluster of servers.
+_NO_REPLICAS = 10074
 _UNANSWERED_CODES = (408, 503)
 _PENDING_BYTES = 32 << 20
 # A request waits for its answer in the loop. What is sent to a server that was stopped may wait before.
@@ -373,6 +375,9 @@ class NatsConnection:
                 answer = self._json(self._request(f"{_API}.STREAM.CREATE.{name}", request, None))
                 state = _state(answer)
             except Refused as refusal:
+                if refusal.code == _NO_REPLICAS:
+                    message = f"NATS does not make the stream {name}: {refusal.text}"
+                    raise InvalidArgument(message, field="nats_replicas") from refusal
                 # Another broker may have been first.
                 state = self.stream_state(name)
                 if state is None:

@@ -211,6 +211,12 @@ BROKER: tuple[Setting, ...] = (
         "With `cluster`: how many bytes of each shard's journal this broker keeps on its own disk as well, against damage of NATS's files; 0: none.",
     ),
     Setting(
+        "nats_wait",
+        Length("us", least=0),
+        60_000_000,
+        "With `cluster`: how long a broker that starts waits until NATS is there and keeps streams.",
+    ),
+    Setting(
         "broker_name",
         Word(),
         None,

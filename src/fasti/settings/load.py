@@ -65,6 +65,7 @@ class ServeSettings:
     nats_monitors: tuple[str, ...] | None
     nats_unchecked: bool
     nats_packs_size: int
+    nats_wait: int
     broker_name: str | None
     weight: float
     listen: Address
