@@ -40,6 +40,8 @@ _MESSAGE_NOT_FOUND = 10037
 # Several copies, of a server that is in no cluster of servers.
 _NO_REPLICAS = 10074
 _UNANSWERED_CODES = (408, 503)
+# The account, the server (for two reasons) or the stream has no room for more.
+_NO_ROOM = (10002, 10023, 10047, 10077)
 _PENDING_BYTES = 32 << 20
 # A request waits for its answer in the loop. What is sent to a server that was stopped may wait before.
 _GRACE_S = 1.0
@@ -51,6 +53,10 @@ class Refused(Exception):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.text, self.code = text, code
+
+
+class NoRoom(Refused):
+    """The server did not take it for want of room."""
 
 
 class StoredMessage(NamedTuple):
@@ -467,6 +473,8 @@ def _parse(data: bytes) -> dict[str, Any]:
     text = str(error.get("description", ""))
     if code in (_STREAM_NOT_FOUND, _MESSAGE_NOT_FOUND):
         raise NotFound(text)
+    if code in _NO_ROOM:
+        raise NoRoom(text, code)
     if error.get("code") in _UNANSWERED_CODES:
         raise Unavailable(f"NATS: {text}")
     raise Refused(text, code)

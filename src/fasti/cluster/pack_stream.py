@@ -30,6 +30,7 @@ from fasti.cluster.nats import (
 from fasti.cluster.pack import Pack, decode_pack
 from fasti.cluster.pack_cache import PackCache
 from fasti.cluster.rescue import Rescue
+from fasti.cluster.server_room import ServerRoom
 from fasti.cluster.writer_actions import MISSING, TRIMMED, Absence
 from fasti.errors import Corruption, NewerFormat, Unavailable
 
@@ -57,8 +58,12 @@ class PackStream:
         *,
         kept: PackCache | None = None,
         rescue: Rescue | None = None,
+        server_room: ServerRoom | None = None,
     ) -> None:
-        """`kept` is the local disk; without `rescue` nothing is looked for elsewhere."""
+        """`kept` is the local disk; without `rescue` nothing is looked for elsewhere. `server_room` is told what
+        is written.
+        """
+        self._server_room = server_room
         self.names = names
         self.name = names.journal_stream
         self._connection = connection
@@ -118,6 +123,8 @@ class PackStream:
             headers = ((LAST_SEQUENCE, str(expected_last)),)
             answer = self._appends.publish(subject, headers, parts, timeout_s)
             place = stored_sequence(answer)
+        if self._server_room is not None:
+            self._server_room.note_written(sum(memoryview(part).nbytes for part in parts))
         if self._kept is not None:
             self._kept.put(place, b"".join(parts))
         return place

@@ -22,6 +22,7 @@ from fasti.cluster.local_caches import LocalCaches
 from fasti.cluster.member_records import MemberRecord, MemberSettings
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.rescue import CacheAnswers
+from fasti.cluster.server_room import UNBOUNDED, ServerRoom
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.doors.cluster_drain import Drains
 from fasti.doors.cluster_member import ClusterMember
@@ -49,6 +50,7 @@ class ClusterProcess:
         assert settings.nats is not None
         self._settings, self._cluster, self._runtime = settings, settings.cluster, runtime
         self._book = DamageBook()
+        self._server_room = ServerRoom(settings.nats_replicas)
         with ended_by_signals(), ExitStack() as undo:
             wait = NatsWait(settings.nats_wait / 1e6)
             options = nats_options(settings)
@@ -84,9 +86,12 @@ class ClusterProcess:
         settings = self._settings
         # A leap that the other members' clocks don't have is not believed before it is found out.
         leap_us = min(settings.shard.clock_leap_max_us, settings.max_skew)
+        # Checkpoints make room in the streams: they come before these are full.
+        streams_bytes = min(settings.nats_journal_size, settings.nats_blocks_size or UNBOUNDED)
+        checkpoint_bytes = min(settings.shard.checkpoint_bytes, streams_bytes // 4)
         host = Host(
             {},
-            replace(settings.shard, clock_leap_max_us=leap_us),
+            replace(settings.shard, clock_leap_max_us=leap_us, checkpoint_bytes=checkpoint_bytes),
             shards=self.charter.shards,
             cluster=self.charter.identity,
             metrics=metrics,
@@ -135,6 +140,7 @@ class ClusterProcess:
             self._servers,
             self._book,
             self._settings.nats_replicas,
+            self._server_room,
         )
         host.alarms = self._watch.alarms
         self._member = member
@@ -148,13 +154,14 @@ class ClusterProcess:
             replicas=settings.nats_replicas,
             journal_bytes=settings.nats_journal_size,
             reserve_bytes=settings.nats_journal_size // 16,
-            # No bound of their own: NATS would set so much aside at once.
-            blocks_bytes=-1,
+            # Without a bound of their own NATS sets nothing aside for them.
+            blocks_bytes=settings.nats_blocks_size or -1,
         )
         return StreamStorage(
             *(self._connection, streams, shard, name, address),
             caches=self._caches,
             book=self._book,
+            server_room=self._server_room,
         )
 
     def leave(self) -> None:
