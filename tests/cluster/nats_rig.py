@@ -11,15 +11,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fasti.cluster.nats import NatsConnection, NatsOptions
+from fasti.doors.nats_servers import tied
 from fasti.errors import FastiError
 
 _SERVER = Path(sys.executable).parent / "nats-server"
 _numbers = itertools.count(1)
+# A server is tied to the thread that starts it, and those of tests come and go.
+_starter = ThreadPoolExecutor(1, thread_name_prefix="nats-starter")
 # Whoever has no name may do all the rest.
 _SYSTEM = "accounts { $SYS { users: [{ user: system, password: secret }] } }"
 
@@ -106,10 +112,12 @@ jetstream {{ store_dir: "{self._stores[number]}", sync_interval: {self._sync}, m
         return ""
 
     def start(self, number: int) -> None:
+        """It ends with this process, however that ends."""
+        config = self.directory / f"n{number}.conf"
+        command = tied([str(_SERVER), "-c", str(config)], os.getpid())
         with open(self.directory / f"n{number}.log", "ab") as log:
-            self.processes[number] = subprocess.Popen(
-                [_SERVER, "-c", self.directory / f"n{number}.conf"], stdout=log, stderr=log
-            )
+            begin = partial(subprocess.Popen, command, stdout=log, stderr=log)
+            self.processes[number] = _starter.submit(begin).result()
 
     def kill(self, number: int) -> None:
         self._end(number, signal.SIGKILL)
@@ -155,6 +163,17 @@ jetstream {{ store_dir: "{self._stores[number]}", sync_interval: {self._sync}, m
         for number in range(len(self.processes)):
             self._end(number, signal.SIGKILL)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@contextmanager
+def nats_servers(count: int, **options: Any) -> Iterator[NatsServers]:
+    """Servers that have found each other and keep streams."""
+    servers = NatsServers(count, **options)
+    try:
+        servers.connect().close()
+        yield servers
+    finally:
+        servers.close()
 
 
 def _answers(connection: NatsConnection) -> bool:

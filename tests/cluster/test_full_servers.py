@@ -22,7 +22,7 @@ from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.errors import FastiError, NoQuorum, StorageFull
 from tests.cluster.cluster_rig import Cluster, under_load
 from tests.cluster.cut_rig import CutServers, cut_cluster, cut_servers
-from tests.cluster.nats_rig import NatsServers, new_cluster, wait_until
+from tests.cluster.nats_rig import nats_servers, new_cluster, wait_until
 from tests.integration.shard_rig import SETTINGS, cancel, make_topic, produce
 from tests.integration.trouble.disk import SmallDisk, small_disk
 
@@ -70,19 +70,10 @@ def is_taken(producer: fasti.Producer, payload: bytes) -> bool:
         return False
 
 
-@contextmanager
-def bounded_servers(count: int, max_file: str) -> Iterator[NatsServers]:
-    servers = NatsServers(count, max_file=max_file)
-    try:
-        yield servers
-    finally:
-        servers.close()
-
-
 def test_brokers_stop_before_the_servers_are_full_and_acks_go_on(tmp_path: Path) -> None:
     """Somebody else's stream takes the room, and gives it back."""
     with (
-        bounded_servers(1, "160M") as servers,
+        nats_servers(1, max_file="160M") as servers,
         closing(servers.connect()) as nats,
         closing(TwoShards(servers, tmp_path, 1)) as cluster,
         fasti.connect(cluster.address, timeout="20s") as client,
@@ -113,7 +104,7 @@ def test_brokers_stop_before_the_servers_are_full_and_acks_go_on(tmp_path: Path)
 def test_servers_in_a_cluster_still_lead_when_a_shard_has_no_more_room() -> None:
     """Three servers that have reached their bound lead no stream again, so they must never reach it."""
     with ExitStack() as stack:
-        servers = stack.enter_context(bounded_servers(3, "32M"))
+        servers = stack.enter_context(nats_servers(3, max_file="32M"))
         nats = stack.enter_context(closing(servers.connect()))
         access = NatsOptions(servers.urls, user="system", password="secret")
         system = SystemAccount(NatsConnection(access), account_of(nats), 3)

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
 
 import fasti
 from tests.cluster.cluster_rig import SHARDS, cluster_of
 from tests.cluster.nats_rig import NatsServers
-
-
-@pytest.fixture
-def one_server() -> Iterator[NatsServers]:
-    servers = NatsServers(1)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
 
 
 def test_calls_to_a_broker_that_hangs_are_answered_by_the_next_leader(

@@ -4,7 +4,6 @@ them is killed, paused or stopped, or NATS itself is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,6 @@ from fasti.broker.launch import BrokerProcess
 from fasti.errors import Unavailable
 from tests.cluster.cluster_rig import cluster_of, under_load
 from tests.cluster.nats_rig import NatsServers, free_ports
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[NatsServers]:
-    servers = NatsServers(1)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
-
-
-@pytest.fixture
-def three_servers() -> Iterator[NatsServers]:
-    servers = NatsServers(3)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
 
 
 @pytest.mark.long
