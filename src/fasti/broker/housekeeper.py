@@ -286,7 +286,7 @@ class Housekeeper:
             self.failures += 1
             self._shard.recovery.checkpoint_failed(error)
             _log.warning("a checkpoint was given up and will be tried again: %s", error)
-            self._retry_at = self._monotonic() + self._pause_s(error)
+            self._retry_at = self._monotonic() + _pause_after(error, self._shard)
             for future in callers:
                 future.set_exception(error)
             if not isinstance(error, Exception):
@@ -302,10 +302,6 @@ class Housekeeper:
             # It may have taken spares, or made room for them.
             self.wake(spares=True)
         return True
-
-    def _pause_s(self, error: BaseException) -> float:
-        replicated = self._shard.store.journal.is_replicated
-        return _FULL_RETRY_S if replicated and isinstance(error, StorageFull) else _RETRY_S
 
     def _checkpoint_is_due(self) -> bool:
         """Whether the journal has grown, or retention of logs has dropped, by enough."""
@@ -430,6 +426,11 @@ class Housekeeper:
     def _check_not_paused(self) -> None:
         if self._paused:
             raise StorageFailed("the shard is recovering: nothing may be written beside it")
+
+
+def _pause_after(error: BaseException, shard: Shard) -> float:
+    replicated = shard.store.journal.is_replicated
+    return _FULL_RETRY_S if replicated and isinstance(error, StorageFull) else _RETRY_S
 
 
 class _Pacer:

@@ -19,15 +19,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from fasti.client.transport import Header
-from fasti.client.waiting_calls import WaitingCall
 from fasti.errors import TimedOut
 from fasti.protocol.envelope import pack, parse
+
+if TYPE_CHECKING:
+    from fasti.client.waiting_calls import WaitingCall
 
 logger = logging.getLogger("fasti.client")
 

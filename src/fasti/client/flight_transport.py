@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -44,7 +44,6 @@ from fasti.client.transport import (
     OnlyShard,
     Stream,
 )
-from fasti.client.waiting_calls import WaitingCall, wait_aside
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.grpc_setup import CLIENT_OPTIONS, prepare_grpc
@@ -52,6 +51,9 @@ from fasti.protocol.problems import error_from_json
 from fasti.protocol.schemas import RETURNED, VERSION
 from fasti.protocol.tokens import check_token
 from fasti.runtime import Runtime, SystemRuntime
+
+if TYPE_CHECKING:
+    from fasti.client.waiting_calls import WaitingCall
 
 logger = logging.getLogger("fasti.client")
 
@@ -237,7 +239,7 @@ class FlightTransport(OnlyShard):
         if answer is not None:
             return answer
         call = partial(self._call_once, action, pack(header, parts), timeout_s)
-        return call() if waiting is None else wait_aside(self.runtime, waiting, call)
+        return call() if waiting is None else waiting.wait_aside(self.runtime, call)
 
     def _ask(
         self,

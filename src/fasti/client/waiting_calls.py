@@ -49,6 +49,10 @@ class WaitingCall:
         told = "the broker does not answer, and no longer leads the shard"
         return Unavailable(told, details={"cause": "given up"})
 
+    def wait_aside(self, runtime: Runtime, call: Callable[[], T]) -> T:
+        """The result of a call that nothing ends from outside, or the error if it is given up."""
+        return wait_aside(runtime, self, call)
+
 
 def wait_aside(runtime: Runtime, waiting: WaitingCall, call: Callable[[], T]) -> T:
     """The result of a call that nothing ends from outside, or the error if it is given up."""

@@ -32,7 +32,7 @@ from fasti.cluster.pack_cache import PackCache
 from fasti.cluster.rescue import Rescue
 from fasti.cluster.server_room import ServerRoom
 from fasti.cluster.writer_actions import MISSING, TRIMMED, Absence
-from fasti.errors import Corruption, NewerFormat, Unavailable
+from fasti.errors import Corruption, NewerFormat, TimedOut, Unavailable
 
 _log = logging.getLogger("fasti.cluster.journal")
 
@@ -104,6 +104,13 @@ class PackStream:
         if state is None:
             raise Unavailable(f"there is no stream {self.name}")
         return state
+
+    def size_bytes(self, known_bytes: int) -> int:
+        """How much it has; where nobody answers, what is known."""
+        try:
+            return self.state().size_bytes
+        except (TimedOut, Unavailable):
+            return known_bytes
 
     def stored_bytes(self, message_bytes: int) -> int:
         """About what a message takes of the stream's `max_bytes`."""

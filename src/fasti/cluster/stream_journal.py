@@ -22,7 +22,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fasti.cluster.leadership import Draft, Leadership
@@ -249,7 +248,7 @@ class StreamJournal:
             self._publish()
         except NoQuorum as error:
             if FULL in error.details:
-                self.measure()
+                self._used_bytes = self._stream.size_bytes(self._used_bytes)
             raise
         except (StorageFailed, Fenced, Corruption) as error:
             self._failure = error
@@ -365,12 +364,7 @@ class StreamJournal:
             self._pieces.base = items[count - 1].place
             del items[:count]
             self._first = items[0].first if items else self._pieces.last + 1
-        self.measure()
-
-    def measure(self) -> None:
-        """Asks how much the stream has. Where nobody answers, what is known stays."""
-        with suppress(TimedOut, Unavailable):
-            self._used_bytes = self._stream.state().size_bytes
+        self._used_bytes = self._stream.size_bytes(self._used_bytes)
 
     def sealed(self) -> list[Sealed]:
         self._look_back(self._first)
