@@ -28,6 +28,8 @@ SMALL: dict[str, Any] = {
 class Cluster:
     """Brokers `b0`, `b1` and so on, which share nothing but NATS. Always `close` it."""
 
+    shards = SHARDS
+
     def __init__(
         self, servers: NatsServers, directory: Path, brokers: int = 2, name: str | None = None
     ) -> None:
@@ -50,7 +52,7 @@ class Cluster:
             "nats": ",".join(self.servers.urls),
             "nats_replicas": len(self.servers.urls),
             "nats_system_credentials": str(self.servers.system_credentials),
-            "shards": SHARDS,
+            "shards": self.shards,
             "broker_name": broker_name,
         }
 
@@ -103,7 +105,7 @@ class Cluster:
 
         def led() -> dict[int, int] | None:
             maps = [self.leaders(number) for number in able]
-            good = all(len(found) == SHARDS and set(found.values()) <= able for found in maps)
+            good = all(len(found) == self.shards and set(found.values()) <= able for found in maps)
             return maps[0] if good and all(found == maps[0] for found in maps) else None
 
         found: dict[int, int] = wait_until(led, "a leader of every shard")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fasti.cluster.nats import NatsConnection
-from tests.cluster.nats_rig import NatsServers
+from tests.cluster.nats_rig import NatsServers, nats_servers
 
 # nats-py doesn't close a socket whose handshake failed: that is left to its destructor, which warns.
 _UNCLOSED = (
@@ -31,6 +31,19 @@ def servers() -> Iterator[NatsServers]:
         yield found
     finally:
         found.close()
+
+
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[NatsServers]:
+    with nats_servers(1) as found:
+        yield found
+
+
+@pytest.fixture
+def three_servers() -> Iterator[NatsServers]:
+    """Of one test alone, which may kill them."""
+    with nats_servers(3) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

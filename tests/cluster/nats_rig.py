@@ -11,15 +11,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fasti.cluster.nats import NatsConnection, NatsOptions
+from fasti.doors.nats_servers import tied
 from fasti.errors import FastiError
 
 _SERVER = Path(sys.executable).parent / "nats-server"
 _numbers = itertools.count(1)
+# A server is tied to the thread that starts it, and those of tests come and go.
+_starter = ThreadPoolExecutor(1, thread_name_prefix="nats-starter")
 # Whoever has no name may do all the rest.
 _SYSTEM = "accounts { $SYS { users: [{ user: system, password: secret }] } }"
 
@@ -57,10 +63,11 @@ class NatsServers:
         max_file: str = "4G",
         sync: str = "always",
         extra: str = "",
+        started: bool = True,
     ) -> None:
         """`stores` has a directory for each server's streams, which are somewhere else otherwise; `max_file` is
         what they may take in all; `extra` is added to each server's settings; without it there is a user of
-        the system account.
+        the system account. With `started=False` each is to be started.
         """
         self._max_file = max_file
         self.directory = Path(tempfile.mkdtemp(prefix="fasti-nats-"))
@@ -73,7 +80,8 @@ class NatsServers:
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
         for number in range(count):
             self._write(number)
-            self.start(number)
+            if started:
+                self.start(number)
 
     @property
     def urls(self) -> list[str]:
@@ -104,10 +112,12 @@ jetstream {{ store_dir: "{self._stores[number]}", sync_interval: {self._sync}, m
         return ""
 
     def start(self, number: int) -> None:
+        """It ends with this process, however that ends."""
+        config = self.directory / f"n{number}.conf"
+        command = tied([str(_SERVER), "-c", str(config)], os.getpid())
         with open(self.directory / f"n{number}.log", "ab") as log:
-            self.processes[number] = subprocess.Popen(
-                [_SERVER, "-c", self.directory / f"n{number}.conf"], stdout=log, stderr=log
-            )
+            begin = partial(subprocess.Popen, command, stdout=log, stderr=log)
+            self.processes[number] = _starter.submit(begin).result()
 
     def kill(self, number: int) -> None:
         self._end(number, signal.SIGKILL)
@@ -153,6 +163,17 @@ jetstream {{ store_dir: "{self._stores[number]}", sync_interval: {self._sync}, m
         for number in range(len(self.processes)):
             self._end(number, signal.SIGKILL)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@contextmanager
+def nats_servers(count: int, **options: Any) -> Iterator[NatsServers]:
+    """Servers that have found each other and keep streams."""
+    servers = NatsServers(count, **options)
+    try:
+        servers.connect().close()
+        yield servers
+    finally:
+        servers.close()
 
 
 def _answers(connection: NatsConnection) -> bool:

@@ -111,16 +111,6 @@ class Stations:
         return "fasti://" + ",".join(station.address for station in self.all)
 
 
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[NatsServers]:
-    servers = NatsServers(1)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
-
-
 @pytest.fixture
 def stations(one_server: NatsServers, tmp_path: Path) -> Iterator[Stations]:
     with ExitStack() as stack:

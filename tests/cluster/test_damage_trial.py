@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,6 @@ from tests.cluster.damage_rig import (
 from tests.cluster.nats_rig import NatsServers, wait_until
 
 _MARKED = slice(500, 532)
-
-
-@pytest.fixture
-def three_servers() -> Iterator[NatsServers]:
-    servers = NatsServers(3)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
 
 
 class Trial:

@@ -7,24 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.cluster.cluster_rig import SHARDS, Cluster, cluster_of, under_load
 from tests.cluster.nats_rig import NatsServers, wait_until
 from tests.conformance.protocol_client import Client, Refused
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[NatsServers]:
-    servers = NatsServers(1)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
 
 
 def run(

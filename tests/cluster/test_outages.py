@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,26 +13,6 @@ from fasti.cluster.placement import rank_members
 from tests.cluster.cluster_rig import SHARDS, Cluster, cluster_of, under_load
 from tests.cluster.nats_rig import NatsServers, wait_until
 from tests.conformance.protocol_client import Client, Refused, rows
-
-
-@pytest.fixture
-def one_server() -> Iterator[NatsServers]:
-    servers = NatsServers(1)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
-
-
-@pytest.fixture
-def three_servers() -> Iterator[NatsServers]:
-    servers = NatsServers(3)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
 
 
 def test_a_leader_that_slept_does_not_answer_with_what_it_knew(

@@ -4,7 +4,6 @@ them is killed, paused or stopped, or NATS itself is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,6 @@ from fasti.broker.launch import BrokerProcess
 from fasti.errors import Unavailable
 from tests.cluster.cluster_rig import cluster_of, under_load
 from tests.cluster.nats_rig import NatsServers, free_ports
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[NatsServers]:
-    servers = NatsServers(1)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
-
-
-@pytest.fixture
-def three_servers() -> Iterator[NatsServers]:
-    servers = NatsServers(3)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
 
 
 @pytest.mark.long
@@ -81,6 +60,7 @@ def test_all_brokers_and_servers_are_killed_under_load(
 
 def test_a_broker_without_its_servers_says_so(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    settings = {"cluster": "c", "nats": f"nats://127.0.0.1:{port}"}
-    with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
+    settings = {"cluster": "c", "nats": f"nats://127.0.0.1:{port}", "nats_wait": "100ms"}
+    with pytest.raises(Unavailable, match=f"127.0.0.1:{port}") as caught:
         BrokerProcess(tmp_path, settings=settings)
+    assert "not ready within 0.1 s: the connection failed" in str(caught.value)

@@ -259,6 +259,26 @@ def test_who_was_beaten_follows_again(nats: NatsConnection, settings: StreamSett
         led.close(checkpoint=False)
 
 
+def test_who_led_for_a_moment_and_could_not_load_may_lead_later(
+    nats: NatsConnection, settings: StreamSettings
+) -> None:
+    shard = lead(nats, settings, "first")
+    make_topic(shard)
+    ids = produce(shard, b"one")
+    standby = stand_by(nats, settings, "second")
+    catch_up(standby, shard)
+    # It leads, and its servers don't answer while it loads.
+    standby.hand_over().open(SETTINGS).journal.close()
+    standby.take_back()
+    rival = lead(nats, settings, "third")
+    ids += produce(rival, b"two")
+    catch_up(standby, rival)
+    other = take_over(standby)
+    assert list(shown(other)) == sorted(ids)
+    for led in (other, rival, shard):
+        led.close(checkpoint=False)
+
+
 def test_a_leader_says_in_the_stream_to_whom_it_yields(
     nats: NatsConnection, settings: StreamSettings
 ) -> None:

@@ -5,7 +5,6 @@ goes over to a broker that joins without anybody losing a lease.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,6 @@ from tests.cluster.nats_rig import NatsServers, wait_until
 from tests.conformance.protocol_client import Client, Refused
 
 _TAKEN = re.compile(r"took a shard over shard=(\d+) seconds=([\d.]+) warm=(\w+) replayed=(\d+)")
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[NatsServers]:
-    servers = NatsServers(1)
-    try:
-        servers.connect().close()
-        yield servers
-    finally:
-        servers.close()
 
 
 def view(cluster: Cluster, number: int) -> list[dict[str, Any]] | None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fasti.broker.housekeeper")
 
 _RETRY_S = 1.0
+# Servers that have no room for a checkpoint: what it has written goes again, and each try writes it anew.
+_FULL_RETRY_S = 10.0
 # A checkpoint that would mostly write what is about to be consumed waits for that, up to so much
 # of the journal and so long, if there is as much of it that this is worth while.
 _PATIENCE_SIZES = 4
@@ -284,12 +286,15 @@ class Housekeeper:
             self.failures += 1
             self._shard.recovery.checkpoint_failed(error)
             _log.warning("a checkpoint was given up and will be tried again: %s", error)
-            self._retry_at = self._monotonic() + _RETRY_S
+            self._retry_at = self._monotonic() + _pause_after(error, self._shard)
             for future in callers:
                 future.set_exception(error)
             if not isinstance(error, Exception):
                 raise
         else:
+            if self._shard.room.full:
+                # It may need more than one, and none at once.
+                self._retry_at = self._monotonic() + _FULL_RETRY_S
             for future in callers:
                 future.set_result(None)
         finally:
@@ -302,6 +307,9 @@ class Housekeeper:
         """Whether the journal has grown, or retention of logs has dropped, by enough."""
         shard = self._shard
         if shard.shared.journals.due_for_checkpoint() is shard:
+            return True
+        if shard.room.full and shard.store.journal.is_replicated and shard.committer.written_bytes:
+            # Acks alone may take long to fill a journal, and only a checkpoint frees what they let go.
             return True
         dropped, grown = shard.engine.memory.trimmed_bytes, shard.committer.written_bytes
         return max(dropped, grown) >= shard.settings.checkpoint_bytes
@@ -418,6 +426,11 @@ class Housekeeper:
     def _check_not_paused(self) -> None:
         if self._paused:
             raise StorageFailed("the shard is recovering: nothing may be written beside it")
+
+
+def _pause_after(error: BaseException, shard: Shard) -> float:
+    replicated = shard.store.journal.is_replicated
+    return _FULL_RETRY_S if replicated and isinstance(error, StorageFull) else _RETRY_S
 
 
 class _Pacer:

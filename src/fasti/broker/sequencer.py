@@ -104,7 +104,10 @@ class Sequencer:
         with self._wakeup:
             if self.closing or self.stopped:
                 raise self._is_closed()
-            if self._shard.committer.no_quorum is not None and not request.waits_out:
+            no_quorum = self._shard.committer.no_quorum
+            if no_quorum is not None and not request.waits_out:
+                if no_quorum.details.get("full") and request.size_bytes:
+                    raise full_disk(no_quorum)
                 raise NoQuorum(
                     f"too few servers answer for shard {self._shard.name}: nothing was done",
                     retry_after_us=_NO_QUORUM_RETRY_US,

@@ -99,7 +99,7 @@ def _changes(client: Client) -> Iterator[dict[str, Any]]:
 
 def _steady(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without what is never twice the same."""
-    return [{**member, "load": 0, "ahead_ms": 0} for member in members]
+    return [{**member, "clock_ahead_ms": 0} for member in members]
 
 
 def _show(view: dict[str, Any], as_json: bool) -> None:
@@ -120,15 +120,11 @@ def _show(view: dict[str, Any], as_json: bool) -> None:
 def _show_members(view: dict[str, Any]) -> None:
     leads = [shard["leader"] for shard in view["shards"]]
     output.print_table(
-        *("broker", "address", "state", "leads>", "weight>", "load>", "clock>"),
+        *("broker", "address", "state", "leads>", "weight>", "clock>"),
         rows=(
             (
                 *(member["name"], member["address"], member["state"], leads.count(member["name"])),
-                *(
-                    f"{member['weight']:g}",
-                    f"{member['load']:.0%}",
-                    f"{member['clock_ahead_ms']:+.0f} ms",
-                ),
+                *(f"{member['weight']:g}", f"{member['clock_ahead_ms']:+.0f} ms"),
             )
             for member in view["members"]
         ),

@@ -52,13 +52,18 @@ class PendingCall:
             self._begun_at = now
         return {**header, ONCE: once}
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it may be made again after an attempt that may have reached a broker."""
+        return bool(self._number) or self.action in REPEATABLE
+
     def may_repeat(self, error: FastiError) -> bool:
         """Whether to make it again, after an attempt that failed like this."""
         if isinstance(error, CallForgotten):
             return False
         if isinstance(error, (Unavailable, OutcomeUnknown)):
             self._is_maybe |= not was_never_sent(error)
-            return bool(self._number) or self.action in REPEATABLE
+            return self.is_repeatable
         # Refused for now, before anybody looked for what became of an earlier attempt.
         return bool(self._number) and self._is_maybe and error.retryable
 

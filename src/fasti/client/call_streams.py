@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -27,6 +27,9 @@ import pyarrow.flight as flight
 from fasti.client.transport import Header
 from fasti.errors import TimedOut
 from fasti.protocol.envelope import pack, parse
+
+if TYPE_CHECKING:
+    from fasti.client.waiting_calls import WaitingCall
 
 logger = logging.getLogger("fasti.client")
 
@@ -128,29 +131,44 @@ class CallStreams:
         self._wakes_at = math.inf
 
     def ask(
-        self, action: str, header: Header, parts: Sequence[pa.RecordBatch], timeout: float
+        self,
+        action: str,
+        header: Header,
+        parts: Sequence[pa.RecordBatch],
+        timeout: float,
+        waiting: WaitingCall | None = None,
     ) -> pa.Buffer | None:
         """The answer; None if there is no stream for this call, and it has to be a single one.
 
-        Raises `timed_out`, and what gRPC raises.
+        Raises `timed_out`, what gRPC raises, and with `waiting` its error when it is given up.
         """
-        stream = self.take(action, timeout)
+        stream = self.take(action, timeout, waiting)
         if stream is None:
             return None
         usable = False
+        if waiting is not None:
+            waiting.ends_by(stream.cancel)
         try:
             body = pack({"action": action, **header}, parts, inline=True)
             small = len(body) <= _BYTES_MAX
             answer = stream.ask(body) if small else None
             usable = answer is not None or not small
             return answer
+        except Exception as error:
+            if waiting is not None and waiting.is_given_up:
+                raise waiting.error() from error
+            raise
         finally:
+            if waiting is not None:
+                waiting.ends_by(None)
             if usable:
                 self.put_back(stream)
             else:
                 self.drop(stream)
 
-    def take(self, action: str, timeout: float) -> CallStream | None:
+    def take(
+        self, action: str, timeout: float, waiting: WaitingCall | None = None
+    ) -> CallStream | None:
         """A stream for one call, to be given to `put_back` or `drop`; None: there is none for it."""
         if timeout > _TIMEOUT_S_MAX:
             return None
@@ -175,18 +193,24 @@ class CallStreams:
             ):
                 return None
             self._opening += 1
-        return self._opened(action, now + timeout, timeout + _LIFE_S)
+        return self._opened(action, now + timeout, timeout + _LIFE_S, waiting)
 
-    def _opened(self, action: str, until: float, life_s: float) -> CallStream | None:
+    def _opened(
+        self, action: str, until: float, life_s: float, waiting: WaitingCall | None
+    ) -> CallStream | None:
         """One that is opened for this call, if the broker gives it."""
         stream = self._open(until, life_s)
         if stream is None:
             return None
+        if waiting is not None:
+            waiting.ends_by(stream.cancel)
         try:
             stream.greet()
         except Exception as error:
             self._note_refusal(error)
         finally:
+            if waiting is not None:
+                waiting.ends_by(None)
             if not stream.actions:
                 self.drop(stream)
         if not stream.actions:

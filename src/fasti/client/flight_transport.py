@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -51,6 +51,9 @@ from fasti.protocol.problems import error_from_json
 from fasti.protocol.schemas import RETURNED, VERSION
 from fasti.protocol.tokens import check_token
 from fasti.runtime import Runtime, SystemRuntime
+
+if TYPE_CHECKING:
+    from fasti.client.waiting_calls import WaitingCall
 
 logger = logging.getLogger("fasti.client")
 
@@ -221,23 +224,36 @@ class FlightTransport(OnlyShard):
                     raise Closed("the client is closed")
 
     def attempt(
-        self, action: str, header: Header, parts: Sequence[pa.RecordBatch], timeout_s: float
+        self,
+        action: str,
+        header: Header,
+        parts: Sequence[pa.RecordBatch],
+        timeout_s: float,
+        waiting: WaitingCall | None = None,
     ) -> tuple[Header, list[pa.Table]]:
         """An action's reply at the first try. Raises `unavailable` and `timed_out`, repeats nothing.
 
-        `header` has the protocol's version in it.
+        `header` has the protocol's version in it. With `waiting` it can be given up from outside.
         """
-        answer = self._ask(action, header, parts, timeout_s)
-        return self._call_once(action, pack(header, parts), timeout_s) if answer is None else answer
+        answer = self._ask(action, header, parts, timeout_s, waiting)
+        if answer is not None:
+            return answer
+        call = partial(self._call_once, action, pack(header, parts), timeout_s)
+        return call() if waiting is None else waiting.wait_aside(self.runtime, call)
 
     def _ask(
-        self, action: str, header: Header, parts: Sequence[pa.RecordBatch], timeout: float
+        self,
+        action: str,
+        header: Header,
+        parts: Sequence[pa.RecordBatch],
+        timeout: float,
+        waiting: WaitingCall | None,
     ) -> tuple[Header, list[pa.Table]] | None:
         """The reply by a stream that is open; None if there is none for this call."""
         with self._gate:
             generation = self._generation
             try:
-                answer = self._call_streams.ask(action, header, parts, timeout)
+                answer = self._call_streams.ask(action, header, parts, timeout, waiting)
             except Exception as error:
                 raise self._failed(error, generation) from error
         return None if answer is None else _reply(answer)

@@ -57,7 +57,6 @@ def encode_beat(
             "formats": sorted(record.formats),
             "incarnation": record.incarnation,
             "now_us": beat.now_us,
-            "load": beat.load,
             "shards": [
                 [item.shard, item.role.value, item.epoch, item.sequence, item.version]
                 for item in beat.shards
@@ -86,9 +85,7 @@ def decode_beat(data: bytes) -> tuple[MemberRecord, Beat, dict[int, tuple[int, s
             ShardBeat(int(shard), Role(role), int(epoch), int(sequence), int(version))
             for shard, role, epoch, sequence, version in told["shards"]
         )
-        beat = Beat(
-            record.name, record.incarnation, int(told["now_us"]), shards, float(told["load"])
-        )
+        beat = Beat(record.name, record.incarnation, int(told["now_us"]), shards)
         yields = {int(shard): (int(epoch), str(to)) for shard, epoch, to in told["yields"]}
     except (ValueError, KeyError, TypeError):
         return None

@@ -13,13 +13,12 @@ from fasti.cluster.writer_actions import Role
 
 
 class MemberView(NamedTuple):
-    """A broker. `load` is from 0 to 1; `clock_ahead_ms` is how far its clock is ahead of the members' median."""
+    """A broker. `clock_ahead_ms` is how far its clock is ahead of the members' median."""
 
     name: str
     address: str
     state: Liveness
     weight: float
-    load: float
     clock_ahead_ms: float = 0.0
 
 
@@ -61,11 +60,11 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     own = members.record
     addresses = {own.name: own.address}
     alive = members.alive(now_ms)
-    seen = [_member(own, "alive", 0.0, members.clocks.ahead_ms(own.name, alive))]
+    seen = [_member(own, "alive", members.clocks.ahead_ms(own.name, alive))]
     for name, other in members.others.items():
         addresses[name] = other.record.address
         ahead_ms = members.clocks.ahead_ms(name, alive)
-        seen.append(_member(other.record, members.liveness(name, now_ms), other.load, ahead_ms))
+        seen.append(_member(other.record, members.liveness(name, now_ms), ahead_ms))
     return ClusterView(
         cluster,
         own.name,
@@ -74,9 +73,9 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     )
 
 
-def _member(record: MemberRecord, state: Liveness, load: float, ahead_ms: float) -> MemberView:
+def _member(record: MemberRecord, state: Liveness, ahead_ms: float) -> MemberView:
     clock_ahead_ms = round(ahead_ms, 1)
-    return MemberView(record.name, record.address, state, record.weight, load, clock_ahead_ms)
+    return MemberView(record.name, record.address, state, record.weight, clock_ahead_ms)
 
 
 def _shard(members: Members, shard: int, addresses: dict[str, str], now_ms: int) -> ShardView:

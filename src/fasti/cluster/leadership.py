@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fasti.cluster.nats import Refused
+from fasti.cluster.nats import NoRoom, Refused
 from fasti.cluster.pack import Pack, encode_parts
 from fasti.cluster.pack_reader import PackReader
 from fasti.cluster.pack_stream import PackStream
@@ -210,7 +210,7 @@ class Leadership:
             result = self._perform(action)
         except Refused as refusal:
             self._trusts_end = False
-            patience.pause(refusal.text)
+            patience.pause(refusal.text, isinstance(refusal, NoRoom))
             return self._writer.refused() if changes else self._writer.unanswered()
         except (TimedOut, Unavailable) as error:
             patience.pause(error.message)

@@ -50,13 +50,12 @@ class ShardBeat(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """What a broker says of itself every 100 ms. `load` is from 0 to 1."""
+    """What a broker says of itself every 100 ms."""
 
     name: str
     incarnation: int
     now_us: int
     shards: tuple[ShardBeat, ...] = ()
-    load: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,6 @@ class Sighting:
     def _begin(self, record: MemberRecord, now_ms: int) -> None:
         self.record = record
         self.heard_ms = now_ms
-        self.load = 0.0
         self.shards: dict[int, ShardBeat] = {}
         self._gone = False
         self._no_responders = 0
@@ -107,7 +105,6 @@ class Sighting:
         if beat.incarnation != self.record.incarnation:
             return False
         self.heard_ms, self._gone, self._no_responders = now_ms, False, 0
-        self.load = beat.load
         self.shards = {item.shard: item for item in beat.shards}
         self._differences_us.append(beat.now_us - wall_us)
         return True

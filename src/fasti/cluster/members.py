@@ -238,10 +238,10 @@ class Members:
         names = {name for name in self._others if self.liveness(name, now_ms) == "alive"}
         return names | {self.record.name}
 
-    def beat(self, now_us: int, load: float = 0.0) -> Beat:
+    def beat(self, now_us: int) -> Beat:
         """This broker's own beat."""
         shards = tuple(self._own[shard] for shard in sorted(self._own))
-        return Beat(self.record.name, self.record.incarnation, now_us, shards, load)
+        return Beat(self.record.name, self.record.incarnation, now_us, shards)
 
     def leader(self, shard: int, now_ms: int) -> str | None:
         """Who leads a shard."""

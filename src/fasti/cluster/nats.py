@@ -37,7 +37,11 @@ LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 _LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _STREAM_NOT_FOUND = 10059
 _MESSAGE_NOT_FOUND = 10037
+# Several copies, of a server that is in no cluster of servers.
+_NO_REPLICAS = 10074
 _UNANSWERED_CODES = (408, 503)
+# The account, the server (for two reasons) or the stream has no room for more.
+_NO_ROOM = (10002, 10023, 10047, 10077)
 _PENDING_BYTES = 32 << 20
 # A request waits for its answer in the loop. What is sent to a server that was stopped may wait before.
 _GRACE_S = 1.0
@@ -49,6 +53,10 @@ class Refused(Exception):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.text, self.code = text, code
+
+
+class NoRoom(Refused):
+    """The server did not take it for want of room."""
 
 
 class StoredMessage(NamedTuple):
@@ -373,6 +381,9 @@ class NatsConnection:
                 answer = self._json(self._request(f"{_API}.STREAM.CREATE.{name}", request, None))
                 state = _state(answer)
             except Refused as refusal:
+                if refusal.code == _NO_REPLICAS:
+                    message = f"NATS does not make the stream {name}: {refusal.text}"
+                    raise InvalidArgument(message, field="nats_replicas") from refusal
                 # Another broker may have been first.
                 state = self.stream_state(name)
                 if state is None:
@@ -462,6 +473,8 @@ def _parse(data: bytes) -> dict[str, Any]:
     text = str(error.get("description", ""))
     if code in (_STREAM_NOT_FOUND, _MESSAGE_NOT_FOUND):
         raise NotFound(text)
+    if code in _NO_ROOM:
+        raise NoRoom(text, code)
     if error.get("code") in _UNANSWERED_CODES:
         raise Unavailable(f"NATS: {text}")
     raise Refused(text, code)

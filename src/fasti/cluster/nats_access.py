@@ -122,7 +122,7 @@ def unreachable(urls: Sequence[str], trouble: Exception | None) -> Unavailable |
             f"NATS at {places} refuses these credentials: look at nats_credentials, and at the users of NATS"
         )
     if isinstance(trouble, ssl.SSLCertVerificationError):
-        return Unavailable(
+        return Unauthenticated(
             f"the certificate of NATS at {places} is not trusted ({trouble.verify_message}): nats_ca "
             "names the file of the authority that signed it"
         )

@@ -30,8 +30,9 @@ from fasti.cluster.nats import (
 from fasti.cluster.pack import Pack, decode_pack
 from fasti.cluster.pack_cache import PackCache
 from fasti.cluster.rescue import Rescue
+from fasti.cluster.server_room import ServerRoom
 from fasti.cluster.writer_actions import MISSING, TRIMMED, Absence
-from fasti.errors import Corruption, NewerFormat, Unavailable
+from fasti.errors import Corruption, NewerFormat, TimedOut, Unavailable
 
 _log = logging.getLogger("fasti.cluster.journal")
 
@@ -57,8 +58,12 @@ class PackStream:
         *,
         kept: PackCache | None = None,
         rescue: Rescue | None = None,
+        server_room: ServerRoom | None = None,
     ) -> None:
-        """`kept` is the local disk; without `rescue` nothing is looked for elsewhere."""
+        """`kept` is the local disk; without `rescue` nothing is looked for elsewhere. `server_room` is told what
+        is written.
+        """
+        self._server_room = server_room
         self.names = names
         self.name = names.journal_stream
         self._connection = connection
@@ -102,6 +107,13 @@ class PackStream:
             raise Unavailable(f"there is no stream {self.name}")
         return state
 
+    def size_bytes(self, known_bytes: int) -> int:
+        """How much it has; where nobody answers, what is known."""
+        try:
+            return self.state().size_bytes
+        except (TimedOut, Unavailable):
+            return known_bytes
+
     def stored_bytes(self, message_bytes: int) -> int:
         """About what a message takes of the stream's `max_bytes`."""
         return message_bytes + len(self.names.journal_subject) + _OVERHEAD_BYTES
@@ -120,6 +132,8 @@ class PackStream:
             headers = ((LAST_SEQUENCE, str(expected_last)),)
             answer = self._appends.publish(subject, headers, parts, timeout_s)
             place = stored_sequence(answer)
+        if self._server_room is not None:
+            self._server_room.note_written(sum(memoryview(part).nbytes for part in parts))
         if self._kept is not None:
             self._kept.put(place, *parts)
         return place

@@ -10,6 +10,10 @@ from fasti.errors import NoQuorum, TimedOut, Unavailable
 
 Result = TypeVar("Result")
 
+# In the details of a `NoQuorum`: the servers answer, and have no room.
+FULL = "full"
+_FULL_PAUSE_S = 1.0
+
 
 class Timeouts(NamedTuple):
     """In seconds. A single request is resolved by a read after ``answer_s``; a call gives up after
@@ -31,8 +35,9 @@ class Patience:
         self._what = what
         self._deadline = time.monotonic() + seconds
         self._tries = 0
-        # What the server said last.
+        # What the server said last, and whether that was that it has no room.
         self.reason = ""
+        self.is_full = False
 
     @property
     def is_over(self) -> bool:
@@ -43,14 +48,21 @@ class Patience:
         """Before each request: `NoQuorum` when it has been long enough."""
         if self.is_over:
             said = f"; the last answer: {self.reason}" if self.reason else ""
+            why = "NATS has no room" if self.is_full else "too few NATS servers answer"
             raise NoQuorum(
-                f"too few NATS servers answer for {self._what}{said}", retry_after_us=1_000_000
+                f"{why} for {self._what}{said}",
+                retry_after_us=1_000_000,
+                details={FULL: True} if self.is_full else None,
             )
 
-    def pause(self, reason: str) -> None:
-        """After a request that did not succeed."""
-        self.reason = reason
+    def pause(self, reason: str, is_full: bool = False) -> None:
+        """After a request that did not succeed; ``is_full``: for want of room."""
+        self.reason, self.is_full = reason, is_full
         self._tries += 1
+        if is_full:
+            # A server that is asked again and again leads its stream no more for that.
+            time.sleep(_FULL_PAUSE_S)
+            return
         if self._tries > 1:
             time.sleep(min(0.002 * 2**self._tries, 0.1))
 

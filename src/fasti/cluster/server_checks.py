@@ -35,7 +35,10 @@ def problems_of(reports: Iterable[ServerReport]) -> list[ServerProblem]:
     keepers = [report for report in told if report.sync_always is not None]
     for report in keepers or told:
         if report.sync_always is None:
-            remedy = "write `jetstream { store_dir: ..., sync_interval: always }` into its settings"
+            remedy = (
+                "write `jetstream { store_dir: ..., sync_interval: always }` into its settings; if it is there, "
+                "its disk was full: make room and start it again"
+            )
             found.append(ServerProblem(report.name, "has no JetStream", remedy))
         elif not report.sync_always:
             found.append(

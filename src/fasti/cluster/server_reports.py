@@ -37,13 +37,18 @@ class ReplicaState(NamedTuple):
 
 
 class ServerReport(NamedTuple):
-    """``identity`` is drawn anew whenever the server starts. ``sync_always`` is None where nothing is kept."""
+    """``identity`` is drawn anew whenever the server starts. ``sync_always`` is None where nothing is kept.
+
+    ``used_bytes`` are those of all its streams, of which it takes ``bytes_max`` in all; None: it doesn't say.
+    """
 
     name: str
     identity: str
     version: str
     sync_always: bool | None
     streams: Mapping[str, ReplicaState]
+    used_bytes: int = 0
+    bytes_max: int | None = None
 
 
 class Servers(Protocol):
@@ -138,7 +143,12 @@ def read_report(name: str, identity: str, version: str, told: Mapping[str, Any])
     config = told.get("config") or {}
     is_off = bool(told.get("disabled")) or not config.get("store_dir")
     sync_always = None if is_off else bool(config.get("sync_always"))
-    return ServerReport(str(name), str(identity), str(version), sync_always, streams)
+    used_bytes, bytes_max = int(told.get("storage") or 0), int(config.get("max_storage") or 0)
+    return ServerReport(
+        *(str(name), str(identity), str(version), sync_always, streams),
+        used_bytes=used_bytes,
+        bytes_max=bytes_max if bytes_max > 0 else None,
+    )
 
 
 def _replica(server: str, stream: Mapping[str, Any]) -> ReplicaState:

@@ -248,8 +248,10 @@ class Standby:
         return self._storage
 
     def take_back(self) -> None:
-        """It was not opened: follows again, with what there was if that is good still."""
-        self._storage.step_back()
+        """It was not opened, or could not be loaded then: follows again, with what there was if that is good
+        still.
+        """
+        self._storage.begin_anew()
         streams, follower = self._streams, self._follower
         leads = streams is not None and streams.leadership.role in (Role.LEADER, Role.FENCED)
         if leads or (follower is not None and not follower.is_whole):

@@ -11,7 +11,9 @@
 - The manifest is a block of a space of its own. To switch it is to store that block and change the
   pointer, which an older epoch can't do any more.
 - A deleted block is gone at once for this broker, and after a grace for others: a standby may be about
-  to read it.
+  to read it. One that no manifest ever named goes at once.
+- `StorageFull` comes before anything is stored, by what the stream and the servers may take and have taken; or
+  from the server, if that knows better.
 
 Threads: any; `switch_manifest` is for one at a time.
 """
@@ -30,11 +32,12 @@ from typing import TYPE_CHECKING, Any
 from fasti.cluster.block_cache import BlockCache
 from fasti.cluster.block_part import PART_HEADER_BYTES, Part, decode_part, encode_part
 from fasti.cluster.names import ShardNames, from_token
-from fasti.cluster.nats import NatsConnection, Refused
+from fasti.cluster.nats import NatsConnection, NoRoom, Refused
 from fasti.cluster.patience import DEFAULT_TIMEOUTS, Patience, Timeouts, insist
 from fasti.cluster.pointer import Place, Pointer, PointerRecord
 from fasti.cluster.pointer_owner import GRACE_S
 from fasti.cluster.rescue import Rescue
+from fasti.cluster.server_room import UNBOUNDED, ServerRoom
 from fasti.errors import (
     AlreadyExists,
     Corruption,
@@ -54,9 +57,8 @@ if TYPE_CHECKING:
 _BLOCKS, _MANIFESTS = "block", "manifest"
 _PART_BYTES_MAX = 4 << 20
 _MARGIN_BYTES = PART_HEADER_BYTES + 512
-# What the server says of a subject that has its message already.
-_TAKEN = "maximum messages per subject"
-_FULL = "maximum bytes"
+# Of a bound, what messages leave to the checkpoints that make room again: they write before they delete.
+_RESERVE_PART = 4
 
 
 def start_of_journal(data: bytes) -> tuple[int, Place]:
@@ -78,8 +80,15 @@ class StreamBlocks:
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         grace_s: float = GRACE_S,
         rescue: Rescue | None = None,
+        bytes_max: int = -1,
+        server_room: ServerRoom | None = None,
     ) -> None:
+        """``bytes_max`` is the stream's, below 0 if it has no bound."""
         self._connection, self._names, self._pointer = connection, names, pointer
+        self._bytes_max, self._server_room = bytes_max, server_room
+        self._used_bytes = 0
+        # Names that were put since the last manifest: none names them yet.
+        self._fresh: set[str] = set()
         self._rescue = rescue
         self._cache = cache
         self.locate = locate
@@ -112,6 +121,32 @@ class StreamBlocks:
             "allow_direct": True,
         }
 
+    # Room
+
+    def room_bytes(self) -> int:
+        """What messages can still take, as blocks."""
+        if self._bytes_max < 0:
+            return UNBOUNDED
+        return self._bytes_max - self._bytes_max // _RESERVE_PART - self._used_bytes
+
+    def measure(self) -> None:
+        """Asks how much is stored, if that matters. Where nobody answers, what is known stays."""
+        if self._bytes_max < 0:
+            return
+        with suppress(TimedOut, Unavailable):
+            state = self._connection.stream_state(self._stream, self._wait_s)
+            self._used_bytes = 0 if state is None else state.size_bytes
+
+    def _check_room(self, size_bytes: int) -> None:
+        rest = self._bytes_max - self._used_bytes if self._bytes_max >= 0 else UNBOUNDED
+        if self._server_room is not None:
+            rest = min(rest, self._server_room.for_checkpoints(self._stream))
+        if size_bytes > rest:
+            raise StorageFull(
+                f"the stream {self._stream} takes {max(0, rest)} bytes more, not {size_bytes}",
+                details={"stream": self._stream},
+            )
+
     # Blocks
 
     def put(self, name: str, buffers: Sequence[Buffer]) -> None:
@@ -119,8 +154,11 @@ class StreamBlocks:
             if checked_block_name(name) in self._leaving:
                 raise AlreadyExists(f"block {name} already exists")
         self._put(_BLOCKS, name, b"".join(flattened(buffers)))
+        with self._lock:
+            self._fresh.add(name)
 
     def _put(self, space: str, name: str, data: bytes) -> None:
+        self._check_room(len(data))
         nonce = secrets.randbits(63)
         view = memoryview(data)
         starts = range(0, len(data), self._part_bytes) or range(1)
@@ -130,6 +168,9 @@ class StreamBlocks:
             part = Part(number, len(starts), len(data), self._part_bytes, nonce, body)
             message = encode_part(name, part)
             self._store(self._names.part_subject(space, name, number), name, message, part)
+            self._used_bytes += len(message)
+            if self._server_room is not None:
+                self._server_room.note_written(len(message))
             if self._cache is not None:
                 self._cache.put(space, name, number, message)
 
@@ -137,19 +178,23 @@ class StreamBlocks:
         patience = Patience(self._stream, self._timeouts.call_s)
         while True:
             patience.check()
+            full: NoRoom | None = None
             try:
                 self._connection.publish(
                     subject, message, last_subject_sequence=0, timeout_s=self._wait_s
                 )
                 return
+            except NoRoom as refusal:
+                full = refusal
             except Refused as refusal:
                 patience.pause(refusal.text)
-                if refusal.text.startswith(_FULL):
-                    raise StorageFull(f"the stream {self._stream} is full") from refusal
             except (TimedOut, Unavailable) as error:
                 patience.pause(error.message)
             if self._is_stored(subject, name, part):
                 return
+            if full is not None:
+                self._used_bytes = max(self._used_bytes, self._bytes_max)
+                raise StorageFull(f"NATS has no room for {self._stream}: {full.text}") from full
 
     def _is_stored(self, subject: str, name: str, part: Part) -> bool:
         """Whether this put's own message is there; False if none is, or none can be read now."""
@@ -181,6 +226,7 @@ class StreamBlocks:
                 self._leaving.pop(name, None)
         while self._manifests and self._manifests[0][0] <= now:
             self._purge(_MANIFESTS, self._manifests.popleft()[1])
+        self.measure()
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> memoryview:
         return self._range(_BLOCKS, self._check_there(name), offset, length)
@@ -274,7 +320,9 @@ class StreamBlocks:
             raise NotFound(f"there is no block {name}")
         self.let_go(name)
         with self._lock:
-            self._leaving[name] = time.monotonic() + self._grace_s
+            grace_s = 0.0 if name in self._fresh else self._grace_s
+            self._fresh.discard(name)
+            self._leaving[name] = time.monotonic() + grace_s
         self.sync()
 
     def _purge(self, space: str, name: str) -> None:
@@ -342,6 +390,8 @@ class StreamBlocks:
         name = f"{record.epoch}-{version}.{secrets.token_hex(4)}"
         self._put(_MANIFESTS, name, data)
         self._pointer.switch(name, version, *self.locate(data))
+        with self._lock:
+            self._fresh.clear()
         if record.manifest:
             self._manifests.append((time.monotonic() + self._grace_s, record.manifest))
         with suppress(FastiError):

@@ -7,7 +7,8 @@ claimed. From then on an older leader is fenced, and so is this one when another
   has them. What a stream has counts: there is nothing to cut after a crash but an unfinished group.
 - `NoQuorum` from `sync` leaves the frames to be resolved: another `sync` goes on with the same pack.
   After `Fenced` nothing works any more, and what was not synced did not happen.
-- `StorageFull` comes from `append`, by what the stream may take and has taken.
+- `StorageFull` comes from `append`, by what the stream may take and has taken. If the server knows better and
+  refuses a pack for want of room, that is a `NoQuorum` that says so: the pack stays to be resolved.
 - `trim` takes away only what the pointer's manifest makes unnecessary, when that has been in force for a
   while (`pointer.floor`).
 - What is older than the pointer's manifest is looked at only when asked for: a change feed's reader may
@@ -21,7 +22,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fasti.cluster.leadership import Draft, Leadership
@@ -32,7 +32,7 @@ from fasti.cluster.pack import (
     split_frame,
 )
 from fasti.cluster.pack_stream import PackStream
-from fasti.cluster.patience import DEFAULT_TIMEOUTS, Timeouts, insist
+from fasti.cluster.patience import DEFAULT_TIMEOUTS, FULL, Timeouts, insist
 from fasti.cluster.piece_reader import PieceReader
 from fasti.cluster.pointer import Place, Pointer
 from fasti.errors import (
@@ -246,7 +246,9 @@ class StreamJournal:
     def _publish_or_fail(self) -> None:
         try:
             self._publish()
-        except NoQuorum:
+        except NoQuorum as error:
+            if FULL in error.details:
+                self._used_bytes = self._stream.size_bytes(self._used_bytes)
             raise
         except (StorageFailed, Fenced, Corruption) as error:
             self._failure = error
@@ -362,8 +364,7 @@ class StreamJournal:
             self._pieces.base = items[count - 1].place
             del items[:count]
             self._first = items[0].first if items else self._pieces.last + 1
-        with suppress(TimedOut, Unavailable):
-            self._used_bytes = self._stream.state().size_bytes
+        self._used_bytes = self._stream.size_bytes(self._used_bytes)
 
     def sealed(self) -> list[Sealed]:
         self._look_back(self._first)

@@ -31,6 +31,7 @@ from fasti.cluster.patience import DEFAULT_TIMEOUTS, Timeouts, insist
 from fasti.cluster.pointer import Place, Pointer
 from fasti.cluster.pointer_owner import GRACE_S
 from fasti.cluster.rescue import Rescue
+from fasti.cluster.server_room import UNBOUNDED, ServerRoom
 from fasti.cluster.stream_blocks import StreamBlocks
 from fasti.cluster.stream_journal import DEFAULT_PACK_BYTES, JournalLimits, StreamJournal
 from fasti.config import ShardSettings
@@ -50,6 +51,7 @@ class StreamSettings:
     journal_bytes: int = 4 << 30
     # Of that, what only appends get that free space.
     reserve_bytes: int = 256 << 20
+    # Below 0: no bound but the servers'.
     blocks_bytes: int = 64 << 30
     pack_bytes: int = DEFAULT_PACK_BYTES
     # How long what was put out of force stays for those who still read it.
@@ -84,9 +86,13 @@ class StreamStorage:
         *,
         caches: LocalCaches | None = None,
         book: DamageBook | None = None,
+        server_room: ServerRoom | None = None,
     ) -> None:
-        """`caches` and `book` are the process's, where it has some; else it makes its own."""
+        """`caches` and `book` are the process's, where it has some; else it makes its own. Without `server_room`
+        the servers take what they take.
+        """
         self._connection, self._settings = connection, settings
+        self._server_room = server_room
         self._names = ShardNames.of(settings.cluster, shard)
         self._broker, self._address = check_broker(broker), address
         if caches is None and settings.cache_directory is not None:
@@ -149,7 +155,13 @@ class StreamStorage:
         else:
             manifest = _read_or_begin(journal, streams.blocks)
         self._epoch = journal.epoch
-        opened = OpenStream(journal, streams.blocks, manifest, settings.segment_bytes, self._close)
+        streams.blocks.measure()
+        low_bytes = min(settings.segment_bytes, own.journal_bytes // 8)
+        opened = OpenStream(journal, streams.blocks, manifest, low_bytes, self._close)
+        if self._server_room is not None:
+            opened.server_room_bytes = partial(
+                self._server_room.for_messages, self._names.journal_stream
+            )
         opened.follower = follower
         return opened
 
@@ -164,9 +176,13 @@ class StreamStorage:
         blocks = StreamBlocks(
             self._connection, names, pointer, cache,
             timeouts=own.timeouts, grace_s=own.grace_s, rescue=self.rescue,
+            bytes_max=own.blocks_bytes, server_room=self._server_room,
         )  # fmt: skip
         bound = {} if cache_bytes is None else {"cache_bytes": cache_bytes}
-        stream = PackStream(self._connection, names, **bound, kept=kept, rescue=self.rescue)
+        stream = PackStream(
+            self._connection, names, **bound,
+            kept=kept, rescue=self.rescue, server_room=self._server_room,
+        )  # fmt: skip
         leadership = Leadership(stream, pointer, self._broker, self._address, own.timeouts)
         return ShardStreams(stream, pointer, leadership, blocks)
 
@@ -183,14 +199,12 @@ class StreamStorage:
             )
             raise self._lost
 
+    def begin_anew(self) -> None:
+        """An opening led to nothing, and this broker follows again: the next one is a new decision."""
+        self.followed, self._epoch, self._lost = None, 0, None
+
     def _close(self, journal: StreamJournal) -> None:
         self._lost = self._lost or journal.fenced
-
-    def step_back(self) -> None:
-        """Its broker doesn't lead the shard, whatever an opening came to: the next one is a take-over like the
-        first.
-        """
-        self._epoch, self._lost, self.followed = 0, None, None
 
 
 def _read_or_begin(journal: StreamJournal, blocks: StreamBlocks) -> tuple[int, Manifest]:
@@ -226,12 +240,19 @@ class OpenStream:
         self._low_bytes = low_bytes
         self.journal, self.blocks, self.manifest = journal, blocks, manifest
         self._closed = closed
-        # Asked for each batch: nothing stands in between.
-        self.room_bytes = journal.room_bytes
+        # What the servers have, for messages.
+        self.server_room_bytes: Callable[[], int] = lambda: UNBOUNDED
 
     @property
     def capacity(self) -> OpenStream:
         return self
+
+    def room_bytes(self) -> int:
+        """The least of what the journal's stream, that of the blocks and the servers have."""
+        room_bytes = min(
+            self.journal.room_bytes(), self.blocks.room_bytes(), self.server_room_bytes()
+        )
+        return max(0, room_bytes)
 
     def free_bytes(self) -> int:
         """All that a stream may have is its room."""
@@ -239,9 +260,14 @@ class OpenStream:
 
     def prepare_spare(self) -> bool:
         """There is nothing to prepare; `StorageFull` when little is left, so that the feed makes room."""
-        room_bytes = self.room_bytes()
-        if room_bytes < self._low_bytes:
-            raise StorageFull(f"the journal's stream takes {room_bytes} bytes more")
+        rooms = {
+            "the journal's stream takes": self.journal.room_bytes(),
+            "the stream of the blocks takes": self.blocks.room_bytes(),
+            "the NATS servers take": self.server_room_bytes(),
+        }
+        what = min(rooms, key=rooms.__getitem__)
+        if rooms[what] < self._low_bytes:
+            raise StorageFull(f"{what} {max(0, rooms[what])} bytes more")
         return False
 
     def explain(self, error: Corruption) -> Corruption:

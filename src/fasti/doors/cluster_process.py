@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,18 +16,20 @@ from typing import Any
 from fasti.broker.host import Host
 from fasti.broker.metrics.counts import Metrics
 from fasti.cluster.bulletins import MemberSubjects
-from fasti.cluster.charter import settle_charter
+from fasti.cluster.charter import Charter, settle_charter
 from fasti.cluster.damage import DamageBook
 from fasti.cluster.local_caches import LocalCaches
 from fasti.cluster.member_records import MemberRecord, MemberSettings
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.rescue import CacheAnswers
+from fasti.cluster.server_room import UNBOUNDED, ServerRoom
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.doors.cluster_drain import Drains
 from fasti.doors.cluster_member import ClusterMember
 from fasti.doors.cluster_peers import ClusterPeers, PeerAnswers
 from fasti.doors.cluster_watch import ClusterWatch
 from fasti.doors.nats_check import check_servers, nats_options
+from fasti.doors.nats_wait import NatsWait, ended_by_signals
 from fasti.errors import Unavailable
 from fasti.runtime import Runtime
 from fasti.settings.load import ServeSettings
@@ -40,31 +43,24 @@ class ClusterProcess:
     """One per process of a cluster. For one thread."""
 
     def __init__(self, settings: ServeSettings, runtime: Runtime | None = None) -> None:
-        """Raises `unavailable` if NATS doesn't answer, `unauthenticated` if it doesn't want this broker,
-        `invalid_argument` if its servers are not to be trusted, or the cluster is another one.
+        """Waits for NATS. Raises `unavailable` if it doesn't answer in the end, `unauthenticated` if it doesn't
+        want this broker, `invalid_argument` if its servers are not to be trusted, or the cluster is another one.
         """
         assert settings.cluster is not None
         assert settings.nats is not None
         self._settings, self._cluster, self._runtime = settings, settings.cluster, runtime
-        self._connection = NatsConnection(nats_options(settings))
         self._book = DamageBook()
-        try:
-            self._servers = check_servers(settings, self._connection)
-        except BaseException:
-            self._connection.close()
-            raise
-        try:
-            self.charter = settle_charter(
-                self._connection,
-                settings.cluster,
-                settings.shards,
-                settings.nats_replicas,
-                secrets.token_hex(8),
-            )
-        except BaseException:
-            self._servers.close()
-            self._connection.close()
-            raise
+        self._server_room = ServerRoom(settings.nats_replicas)
+        with ended_by_signals(), ExitStack() as undo:
+            wait = NatsWait(settings.nats_wait / 1e6)
+            options = nats_options(settings)
+            self._connection = wait.insist("the connection", lambda: NatsConnection(options))
+            undo.callback(self._connection.close)
+            check = partial(check_servers, settings, self._connection)
+            self._servers = wait.insist("the check of the servers", check)
+            undo.callback(self._servers.close)
+            self.charter = wait.insist("the cluster's stream", self._settle_charter)
+            undo.pop_all()
         # A cluster that is made anew under its old name has blocks and packs of the same names.
         directory = settings.data / "cluster-cache" / self.charter.identity
         self._caches = LocalCaches(
@@ -75,14 +71,27 @@ class ClusterProcess:
         self._answers: PeerAnswers | None = None
         self._cache_answers: CacheAnswers | None = None
 
+    def _settle_charter(self) -> Charter:
+        settings = self._settings
+        return settle_charter(
+            self._connection,
+            self._cluster,
+            settings.shards,
+            settings.nats_replicas,
+            secrets.token_hex(8),
+        )
+
     def make_host(self, metrics: Metrics) -> Host:
         """A host without a shard."""
         settings = self._settings
         # A leap that the other members' clocks don't have is not believed before it is found out.
         leap_us = min(settings.shard.clock_leap_max_us, settings.max_skew)
+        # Checkpoints make room in the streams: they come before these are full.
+        streams_bytes = min(settings.nats_journal_size, settings.nats_blocks_size or UNBOUNDED)
+        checkpoint_bytes = min(settings.shard.checkpoint_bytes, streams_bytes // 4)
         host = Host(
             {},
-            replace(settings.shard, clock_leap_max_us=leap_us),
+            replace(settings.shard, clock_leap_max_us=leap_us, checkpoint_bytes=checkpoint_bytes),
             shards=self.charter.shards,
             cluster=self.charter.identity,
             metrics=metrics,
@@ -131,6 +140,7 @@ class ClusterProcess:
             self._servers,
             self._book,
             self._settings.nats_replicas,
+            self._server_room,
         )
         host.alarms = self._watch.alarms
         self._member = member
@@ -144,13 +154,14 @@ class ClusterProcess:
             replicas=settings.nats_replicas,
             journal_bytes=settings.nats_journal_size,
             reserve_bytes=settings.nats_journal_size // 16,
-            # No bound of their own: NATS would set so much aside at once.
-            blocks_bytes=-1,
+            # Without a bound of their own NATS sets nothing aside for them.
+            blocks_bytes=settings.nats_blocks_size or -1,
         )
         return StreamStorage(
             *(self._connection, streams, shard, name, address),
             caches=self._caches,
             book=self._book,
+            server_room=self._server_room,
         )
 
     def leave(self) -> None:

@@ -35,12 +35,15 @@ from fasti.cluster.rescue import lead_by
 from fasti.cluster.roll_call import RollCall
 from fasti.cluster.server_checks import ServerProblem, problems_of
 from fasti.cluster.server_reports import ReplicaState, ServerReport, Servers
+from fasti.cluster.server_room import ServerRoom
 from fasti.cluster.server_view import ServersView, view_servers
 from fasti.errors import FastiError, TimedOut, Unavailable
 
 _log = logging.getLogger("fasti.broker.cluster")
 
 LOOK_S = 5.0
+# While the servers have little room left.
+_LOW_S = 1.0
 # A copy that may only have lagged is read once more after so long.
 _AGAIN_S = 1.0
 _EVERY_S = 3_600.0
@@ -78,7 +81,10 @@ class ClusterWatch:
         servers: Servers,
         book: DamageBook,
         replicas: int,
+        server_room: ServerRoom | None = None,
     ) -> None:
+        """`server_room` is told what the servers say of their room."""
+        self._server_room = server_room or ServerRoom(replicas)
         self._replicas = replicas
         self._host, self._connection, self._servers, self._book = host, connection, servers, book
         self._cluster, self._broker = cluster, broker
@@ -87,7 +93,7 @@ class ClusterWatch:
         # Names of all servers that were ever seen, so that one that is away is missed.
         self._seen: set[str] = set()
         self._problems: list[ServerProblem] = []
-        self._look_at = 0.0
+        self._look_at = self._measure_at = 0.0
         self._readings: dict[str, _Reading] = {}
         # Those of shards that are led elsewhere, and since when.
         self._left: dict[str, float] = {}
@@ -137,15 +143,27 @@ class ClusterWatch:
         if self._monotonic() >= self._look_at:
             self._look()
             self._look_at = self._monotonic() + LOOK_S
+        elif self._server_room.is_low and self._monotonic() >= self._measure_at:
+            self._ask()
         if self._reading is None:
             self._begin_reading()
         pause_s = LOOK_S
         if self._reading is not None:
             pause_s = self._read_on(self._reading)
+        if self._server_room.is_low:
+            pause_s = min(pause_s, self._measure_at - self._monotonic())
         return max(0.0, min(pause_s, self._look_at - self._monotonic()))
 
+    def _ask(self) -> list[ServerReport]:
+        """What each server says now; and how much room there is."""
+        written_bytes = self._server_room.written_bytes
+        reports = self._servers.ask()
+        self._server_room.take(reports, written_bytes)
+        self._measure_at = self._monotonic() + _LOW_S
+        return reports
+
     def _look(self) -> None:
-        before, self._reports = self._reports, self._servers.ask()
+        before, self._reports = self._reports, self._ask()
         self._seen |= {report.name for report in self._reports}
         self._note_problems(problems_of(self._reports))
         led = self._led()

@@ -10,6 +10,7 @@ until a handler has received something from it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -64,6 +65,8 @@ class Connections:
         self._settings = settings
         self._first_bytes = settings.first_bytes_max if guarded else settings.request_bytes_max
         self._lines: dict[str, Line] = {}
+        # Around every change of them: handlers add some while others are looked through.
+        self._lines_lock = threading.Lock()
         self._connections: dict[int, _Connection] = {}
         self.strangers: dict[int, Accepted] = {}
 
@@ -73,7 +76,10 @@ class Connections:
     def line(self, peer: str) -> Line:
         """For the handlers of a call that was let in."""
         line = self._lines.get(peer)
-        return self._lines.setdefault(peer, Line()) if line is None else line
+        if line is not None:
+            return line
+        with self._lines_lock:
+            return self._lines.setdefault(peer, Line())
 
     def judge(self, now: float, looked: Iterable[Accepted]) -> list[tuple[Accepted, Why]]:
         """Which of these to end, and why. `now` is monotonic."""
@@ -117,6 +123,7 @@ class Connections:
         for inode in self._connections.keys() - inodes:
             del self._connections[inode]
             self.strangers.pop(inode, None)
-        for peer, line in list(self._lines.items()):
-            if line.is_over(peer in peers):
-                self._lines.pop(peer, None)
+        with self._lines_lock:
+            over = [peer for peer, line in self._lines.items() if line.is_over(peer in peers)]
+            for peer in over:
+                del self._lines[peer]

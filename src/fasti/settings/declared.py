@@ -156,6 +156,12 @@ BROKER: tuple[Setting, ...] = (
         "With `cluster`: how much of the journal NATS keeps of each shard at most, on each of its servers. They must have room for it for all shards. The same for all brokers of a cluster.",
     ),
     Setting(
+        "nats_blocks_size",
+        Size(least=64 << 20),
+        None,
+        "With `cluster`: how much NATS keeps of each shard's messages beside the journal at most, on each of its servers, which set so much aside. Without it, what the servers' `max_file` leaves. The same for all brokers of a cluster.",
+    ),
+    Setting(
         "max_skew",
         Length("us", least=10_000),
         250_000,
@@ -209,6 +215,12 @@ BROKER: tuple[Setting, ...] = (
         Size(least=0),
         256 << 20,
         "With `cluster`: how many bytes of each shard's journal this broker keeps on its own disk as well, against damage of NATS's files; 0: none.",
+    ),
+    Setting(
+        "nats_wait",
+        Length("us", least=0),
+        60_000_000,
+        "With `cluster`: how long a broker that starts waits until NATS is there and keeps streams.",
     ),
     Setting(
         "broker_name",

@@ -55,6 +55,8 @@ class ServeSettings:
     nats: tuple[str, ...] | None
     nats_replicas: int
     nats_journal_size: int
+    # None: no bound but the servers'.
+    nats_blocks_size: int | None
     max_skew: int
     nats_credentials: Path | None
     nats_ca: Path | None
@@ -65,6 +67,7 @@ class ServeSettings:
     nats_monitors: tuple[str, ...] | None
     nats_unchecked: bool
     nats_packs_size: int
+    nats_wait: int
     broker_name: str | None
     weight: float
     listen: Address

@@ -15,7 +15,7 @@ from fasti.cluster.writer_actions import Role
 
 RECORD = MemberRecord("a", "127.0.0.1:7170", 2.0, frozenset({1, 2}), 77)
 SHARDS = (ShardBeat(0, Role.LEADER, 3, 40, 7), ShardBeat(5, Role.STANDBY, 0, 1 << 62))
-BEAT = Beat("a", 77, 1_700_000_000_000_000, SHARDS, 0.25)
+BEAT = Beat("a", 77, 1_700_000_000_000_000, SHARDS)
 YIELDS = {4: (9, "b"), 6: (2, "")}
 
 numbers = st.integers(0, (1 << 63) - 1)
@@ -46,15 +46,14 @@ def test_an_urgent_beat_says_the_same() -> None:
     assert (is_urgent(plain), is_urgent(urgent)) == (False, True)
 
 
-@given(records, st.lists(shard_beats), numbers, st.floats(0, 1), yields)
+@given(records, st.lists(shard_beats), numbers, yields)
 def test_any_beat_is_read_as_it_was_written(
     record: MemberRecord,
     shards: list[ShardBeat],
     now_us: int,
-    load: float,
     given_up: dict[int, tuple[int, str]],
 ) -> None:
-    beat = Beat(record.name, record.incarnation, now_us, tuple(shards), load)
+    beat = Beat(record.name, record.incarnation, now_us, tuple(shards))
     assert decode_beat(encode_beat(record, beat, given_up)) == (record, beat, given_up)
 
 

@@ -497,12 +497,14 @@ def test_a_candidate_has_its_time_however_long_there_was_no_leader() -> None:
         hear_b(members, now_ms, Role.STANDBY)
         # This one tries, and fails.
         members.play(0, Role.CANDIDATE, 0, 0, now_ms)
+        members.decide(now_ms)
     members.play(0, Role.STANDBY, 3, 0, 30_000)
     hear_b(members, 30_000, Role.CANDIDATE)
     assert StandForShard(0) not in members.decide(30_000).duties
     # Once: who gives up and tries again is not waited for anew.
     for now_ms in range(30_100, 45_000, 100):
         hear_b(members, now_ms, Role.CANDIDATE if now_ms % 1_000 else Role.STANDBY)
+        members.decide(now_ms)
     hear_b(members, 45_000, Role.CANDIDATE)
     assert StandForShard(0) in members.decide(45_000).duties
 

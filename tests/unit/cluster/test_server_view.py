@@ -77,7 +77,7 @@ def test_a_report_is_read_from_what_a_server_answers() -> None:
 
 
 def a_view(**more: Any) -> dict[str, Any]:
-    member = {"address": "a:1", "state": "alive", "weight": 1.0, "load": 0.0, "clock_ahead_ms": 0}
+    member = {"address": "a:1", "state": "alive", "weight": 1.0, "clock_ahead_ms": 0}
     shard = {"leader": "b1", "epoch": 3, "address": "a:1", "standbys": ["b2"], "lags": {"b2": 4}}
     return {
         "cluster": "c",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from typing import Any
+
 from fasti.config import GuardSettings
 from fasti.doors.sockets import Accepted
 from fasti.doors.strangers import Connections, Why
@@ -77,3 +81,29 @@ def test_what_is_closed_is_forgotten() -> None:
     assert connections.line("10.0.0.1:1") is not line
     connections.forget_closed([])
     assert len(connections) == len(connections.strangers) == 0
+
+
+def test_a_call_that_is_let_in_while_lines_are_looked_through_is_in_nobodys_way() -> None:
+    connections = Connections(SETTINGS, guarded=True)
+    callers: list[threading.Thread] = []
+
+    class Lines(dict[str, Any]):
+        """In the middle of which a handler of another thread comes."""
+
+        def items(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
+            for number, item in enumerate(super().items()):
+                if number == 0:
+                    caller = threading.Thread(target=connections.line, args=("10.0.0.9:9",))
+                    caller.start()
+                    # It comes now, or waits until they were looked through.
+                    caller.join(0.05)
+                    callers.append(caller)
+                yield item
+
+    connections._lines = Lines()
+    for number in (1, 2, 3):
+        connections.line(f"10.0.0.1:{number}")
+    connections.forget_closed([])
+    for caller in callers:
+        caller.join()
+    assert "10.0.0.9:9" in connections._lines

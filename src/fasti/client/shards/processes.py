@@ -1,6 +1,7 @@
 """The processes of a broker: one connection and one clock estimate to each, by its address.
 
-A shard that doesn't answer where it was is asked for at the other processes: any of them tells the map.
+A shard that doesn't answer where it was is asked for at the other processes: any of them tells the map. Calls that
+wait for long have it asked for as well (`hanging.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fasti.client import forking
+from fasti.client.shards.hanging import HangingCalls
 from fasti.client.shards.shard_map import HostPort, Place, ShardMap, host_text
 from fasti.errors import Closed, FastiError, Moved, TimedOut, Unavailable
 
@@ -49,6 +51,7 @@ class Processes:
         if len(entry.address.hosts) == 1:
             self._alive[self.asked] = entry
         forking.register(self)
+        self.hanging = HangingCalls(entry.runtime, self.map.place, self.ask, self.wait)
 
     def _fork_locks(self) -> list[forking.Lock]:
         """Taken before the process forks."""
@@ -73,6 +76,11 @@ class Processes:
         for shard in range(self.map.count):
             first.setdefault(self.map.place(shard).host, shard)
         return list(first.values())
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is another one to ask than the one that has a shard."""
+        return len(self._entry.address.hosts) > 1 or len(self.map.known_hosts()) > 1
 
     def at(self, host: HostPort) -> FlightTransport:
         """The way to the process at an address. Raises `closed`."""

@@ -3,7 +3,7 @@
 Every call names the shard. A process that doesn't have it answers `moved`, and has done nothing: the call
 is made again where it is now, within its time. A process that is gone may have come back at another
 address, and one that has lost the shard may not know to whom: the others are asked, with pauses, until one
-leads it. Streams that end for such a reason end as lost connections do; whoever opened them opens them
+leads it. A call to a process that hangs is given up when another one leads the shard (`hanging.py`). Streams that end for such a reason end as lost connections do; whoever opened them opens them
 again, and comes to the right place. A stream is told that the shard has left by its end, or by a word in it.
 """
 
@@ -19,7 +19,9 @@ import pyarrow as pa
 from fasti.client.call_numbers import CallNumbers, PendingCall
 from fasti.client.flight_transport import FlightTransport, too_late, versioned
 from fasti.client.shards.clocks import ShardClock
+from fasti.client.shards.hanging import LOOK_S
 from fasti.client.shards.processes import Processes
+from fasti.client.shards.shard_map import Place
 from fasti.client.transport import (
     LOCATION,
     Arrived,
@@ -95,12 +97,21 @@ class ShardTransport(OnlyShard):
         body = versioned(self._named(header))
         until = time.monotonic() + (self.timeout_s if timeout is None else timeout)
 
+        several = self._processes.are_several
+
+        def place() -> Place:
+            return self._processes.map.place(self.number)
+
         with self._numbers.call(action) as pending:
 
             def attempt(process: FlightTransport) -> tuple[Header, list[pa.Table]]:
                 left_s = max(0.001, until - time.monotonic())
+                header = pending.header(body)
                 try:
-                    return process.attempt(action, pending.header(body), parts, left_s)
+                    if left_s <= LOOK_S or not pending.is_repeatable or not several:
+                        return process.attempt(action, header, parts, left_s)
+                    with self._processes.hanging.watch(self.number, place()) as waiting:
+                        return process.attempt(action, header, parts, left_s, waiting)
                 except TimedOut as error:
                     raise too_late(process, action, timeout) from error
 
@@ -156,7 +167,7 @@ class ShardTransport(OnlyShard):
             except FastiError as error:
                 lost = isinstance(error, Unavailable)
                 again = (lost and repeat) if pending is None else pending.may_repeat(error)
-                if lost:
+                if lost and self._processes.map.place(self.number) == asked:
                     self._processes.ask(self.number, until)
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 pause_s = min(pause_s * 2, _PAUSE_MAX_S)
