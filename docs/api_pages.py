@@ -94,6 +94,8 @@ PAGES = (
         "Reading and changing what a topic holds. Guide: [changing what is pending](../guides/changing.md).",
         (
             "fasti.Messages",
+            "fasti.StaleMessages",
+            "fasti.Stale",
             "fasti.Outcome",
             "fasti.Outcomes",
             "fasti.BulkOutcomes",
@@ -112,6 +114,7 @@ PAGES = (
         "The latest value of each key. Guide: [key-value topics](../guides/key-value.md).",
         (
             "fasti.KeyValues",
+            "fasti.StaleKeyValues",
             "fasti.client.kv.Entry",
             "fasti.client.watch.Watch",
             "fasti.client.watch.Change",
@@ -175,6 +178,7 @@ PAGES = (
             "fasti.aio.Log",
             "fasti.aio.Groups",
             "fasti.aio.KeyValues",
+            "fasti.aio.StaleKeyValues",
             "fasti.aio.watch.Watch",
             "fasti.aio.Schedules",
             "fasti.aio.sinks.Sink",
@@ -183,6 +187,7 @@ PAGES = (
             "fasti.aio.Message",
             "fasti.aio.Batch",
             "fasti.aio.Messages",
+            "fasti.aio.StaleMessages",
             "fasti.aio.Transaction",
             "fasti.aio.App",
             "fasti.app.aio.Handler",

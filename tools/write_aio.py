@@ -55,6 +55,8 @@ FACES = (
     Face("dead_letters", "DeadLetters", part_of="_sync"),
     Face("messages", "Messages", ("topic", "owner")),
     Face("schedules", "Schedules"),
+    Face("stale", "StaleMessages"),
+    Face("stale", "StaleKeyValues"),
     Face("sinks", "Sink", ("topic", "sink_id", "operation", "on_conflict", "owner")),
     Face("sinks", "StageWriter", ("name",)),
     Face("topic_calls", "TopicCalls", part_of="_client"),

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from fasti.client.reader import Reader as Reader
     from fasti.client.receipts import Receipt as Receipt
     from fasti.client.schedules import Schedules as Schedules
+    from fasti.client.stale import Stale as Stale
+    from fasti.client.stale import StaleKeyValues as StaleKeyValues
+    from fasti.client.stale import StaleMessages as StaleMessages
     from fasti.client.topics import Backoff as Backoff
     from fasti.client.topics import Topic as Topic
     from fasti.client.transaction import Transaction as Transaction
@@ -78,6 +81,9 @@ _HOMES = {
     "Schedules": "fasti.client.schedules",
     "ClockInfo": "fasti.client.clock_info",
     "ConsumerInfo": "fasti.client.consumers",
+    "Stale": "fasti.client.stale",
+    "StaleKeyValues": "fasti.client.stale",
+    "StaleMessages": "fasti.client.stale",
     "Topic": "fasti.client.topics",
     "Transaction": "fasti.client.transaction",
     "connect": "fasti.client.client",

@@ -32,6 +32,7 @@ from fasti.aio.producer import Producer
 from fasti.aio.reader import Reader
 from fasti.aio.receipts import PendingBatch, Receipt
 from fasti.aio.schedules import Schedules
+from fasti.aio.stale import StaleKeyValues, StaleMessages
 from fasti.aio.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ __all__ = [
     "Reader",
     "Receipt",
     "Schedules",
+    "StaleKeyValues",
+    "StaleMessages",
     "Transaction",
     "connect",
 ]

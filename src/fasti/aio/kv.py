@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fasti.aio.stale import StaleKeyValues
 from fasti.aio.watch import Watch as Watch
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ class KeyValues:
         As `fasti.KeyValues.get_many`.
         """
         return await self._home.run(self._sync.get_many, keys, clustering=clustering, values=values)
+
+    def stale(self) -> StaleKeyValues:
+        """Reads that may be out of date, and go on while a cluster's servers have no majority."""
+        return StaleKeyValues(self._home, self._sync.stale())
 
     async def range(
         self,

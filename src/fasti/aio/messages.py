@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, overload
 
 from fasti.aio.dead_letters import DeadLetters
+from fasti.aio.stale import StaleMessages
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -41,6 +42,10 @@ class Messages(DeadLetters):
         self.topic = sync.topic
         self.owner = sync.owner
         self._home, self._sync = home, sync
+
+    def stale(self) -> StaleMessages:
+        """Reads that may be out of date, and go on while a cluster's servers have no majority."""
+        return StaleMessages(self._home, self._sync.stale())
 
     @overload
     async def move(

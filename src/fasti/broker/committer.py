@@ -122,6 +122,8 @@ class Committer:
         self.no_quorum: NoQuorum | None = None
         self.outages = 0
         self._no_quorum_since = 0.0
+        # When what is not answered yet was appended.
+        self._began_at = 0.0
         self._show, self._answer, self._fail = show, answer, fail
         self._wrote, self._synced, self._caught_up = wrote, synced, caught_up
         self._monotonic = threads.runtime.monotonic
@@ -195,6 +197,11 @@ class Committer:
     def is_behind(self) -> bool:
         """Whether so much waits that no step should be decided until `caught_up` is called."""
         return self._queued_bytes >= _WAITING_BYTES_MAX or len(self._waiting) >= _STEPS_WAITING_MAX
+
+    @property
+    def unanswered_s(self) -> float:
+        """For how long nothing has become durable by now; 0 unless `no_quorum` is set."""
+        return 0.0 if self.no_quorum is None else self._monotonic() - self._began_at
 
     def wait_durable(self, sequence: int) -> None:
         """Returns when the journal is synced up to there; raises if it failed instead, or `no_quorum`."""
@@ -286,6 +293,8 @@ class Committer:
         replicated = self._store.journal.is_replicated
         if replicated:
             self._ticks.append_began()
+            if self.no_quorum is None:
+                self._began_at = self._monotonic()
         proven = False
         if self._at_once or not batch or self._sync_is_due():
             proven = self._unsynced

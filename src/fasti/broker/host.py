@@ -32,13 +32,14 @@ from fasti.broker.shard import Shard
 from fasti.broker.shard_map import ShardMap, moved
 from fasti.broker.shared_parts import SharedParts
 from fasti.broker.shares import LeaseShare, Shares
+from fasti.broker.stale import StaleService, StaleShard, of_standby
 from fasti.config import ShardSettings
 from fasti.core.layout import ShardPlace
 from fasti.errors import FastiError, InvalidArgument
+from fasti.protocol.schemas import SHARD_NUMBER as SHARD_NUMBER
+from fasti.protocol.schemas import STALE_ACTIONS, STALE_READS
 from fasti.runtime import Runtime
 from fasti.storage.storage_engine import StorageEngine
-
-SHARD_NUMBER = "shard_number"
 
 
 class Host:
@@ -69,6 +70,9 @@ class Host:
         self.peers: Peers | None = None
         # In a cluster: what of the memory budget the standbys of other brokers' shards have.
         self.standby_bytes: Callable[[], int] = lambda: 0
+        # And which of those can be read from; and where other brokers have some, as far as is known.
+        self.find_standby: Callable[[int], StaleShard | None] = lambda number: None
+        self.standby_addresses: Callable[[int], list[str]] = lambda number: []
         # In a cluster: what the action `cluster` answers.
         self.cluster_view: Callable[[], dict[str, Any]] | None = None
         # And `drain`, with the broker's name and whether it is undone.
@@ -243,12 +247,16 @@ class Host:
             raise InvalidArgument(f"{SHARD_NUMBER!r} must be a JSON integer", field=SHARD_NUMBER)
         return self.service(number)
 
-    def service_for(self, action: str, header: Header) -> Service | Lobby:
-        """As `service_of`, for an action: those about the process needn't name a shard."""
+    def service_for(self, action: str, header: Header) -> Service | Lobby | StaleService:
+        """As `service_of`, for an action: those about the process needn't name a shard.
+
+        A read that may be stale is for whoever follows the shard as well.
+        """
         if action in PROCESS_ACTIONS and header.get(SHARD_NUMBER) is None:
             header.pop(SHARD_NUMBER, None)
             return self.first
-        return self.service_of(header)
+        stale = of_standby(self, header, action, STALE_ACTIONS)
+        return self.service_of(header) if stale is None else stale
 
     @property
     def numbers(self) -> list[int]:
@@ -287,7 +295,11 @@ class Host:
         if self.shards == 1:
             return {}
         told = {"shards": self.shards, "cluster": self.cluster}
-        return {**told, "map": self.map.to_json(self.shards, self.services)}
+        places = self.map.to_json(self.shards, self.services)
+        for place in places:
+            if standbys := self.standby_addresses(place["shard"]):
+                place["standbys"] = standbys
+        return {**told, "map": places}
 
     # The end
 
@@ -351,6 +363,14 @@ class OneService:
     def service_for(self, action: str, header: Header) -> Service:
         """The same for every action."""
         return self.service_of(header)
+
+
+def reader_of(shards: Host | OneService, ticket: Header) -> Service | StaleService:
+    """As `service_of`, for a read that streams; one that may be stale is for whoever follows as well."""
+    stale = None
+    if isinstance(shards, Host):
+        stale = of_standby(shards, ticket, ticket.get("call"), STALE_READS)
+    return shards.service_of(ticket) if stale is None else stale
 
 
 class _OfProcess:

@@ -30,6 +30,8 @@ class Request:
     engine: Engine | None = None
     # A query: its value is told when it is decided, durable or not.
     at_once: bool = False
+    # Its answer may be out of date: nobody waits for a proof of it.
+    stale: bool = False
     # How often its step was void; and whether it may be what raised: then it has a step of its own.
     reruns: int = 0
     suspect: bool = False
@@ -41,16 +43,17 @@ class Request:
         answer: Future[Any],
         engine: Engine | None,
         at_once: bool = False,
+        stale: bool = False,
     ) -> Request:
         """In the caller's thread: payloads are encoded here. Raises `invalid_argument`."""
         rows = sum(command.count_rows() for command in inputs)
         size_bytes = sum(command.encode() for command in inputs)
-        return cls(inputs, answer, rows, size_bytes, engine, at_once)
+        return cls(inputs, answer, rows, size_bytes, engine, at_once, stale)
 
     @property
     def needs_proof(self) -> bool:
         """Whether its answer may be out of date, unless no other process has taken the shard over."""
-        return any(command.needs_proof for command in self.inputs)
+        return not self.stale and any(command.needs_proof for command in self.inputs)
 
     @property
     def waits_out(self) -> bool:

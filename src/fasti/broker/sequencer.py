@@ -33,6 +33,8 @@ from fasti.broker.committer import Work
 from fasti.broker.lanes import Lanes
 from fasti.broker.request import Request, find_culprit, fits
 from fasti.broker.threads import Driver, Queue
+from fasti.core import still_reads
+from fasti.core.command import Command
 from fasti.core.engine import internal_error
 from fasti.core.replies import Asked, Reply, Step
 from fasti.core.work import StepFailed
@@ -59,6 +61,10 @@ _SLEEP_MAX_S = 60.0
 _NO_QUORUM_RETRY_US = 1_000_000
 # So often a request is decided anew because its step was void.
 _RERUNS_MAX = 4
+
+
+class Moving(Exception):
+    """The engine doesn't stand still: it answers in a step."""
 
 
 class Sequencer:
@@ -108,10 +114,7 @@ class Sequencer:
             if no_quorum is not None and not request.waits_out:
                 if no_quorum.details.get("full") and request.size_bytes:
                     raise full_disk(no_quorum)
-                raise NoQuorum(
-                    f"too few servers answer for shard {self._shard.name}: nothing was done",
-                    retry_after_us=_NO_QUORUM_RETRY_US,
-                )
+                raise self._no_quorum("nothing was done")
             # What frees space and memory gets in for longer than what takes it.
             room = self._shard.settings.inbox_rows_max * (1 if bulk else 2)
             if request.engine is None and self.inbox_rows + rows > room:
@@ -133,6 +136,29 @@ class Sequencer:
             self._driver.lead()
             self._shard.committer.lead()
         return request.answer
+
+    def read_still(self, command: Command) -> Any:
+        """The reply to a command that changes nothing while `no_quorum` keeps the engine still.
+
+        In the caller's thread. Raises `no_quorum` if what the engine shows is not all durable, and `Moving` if
+        it doesn't stand still.
+        """
+        with self._wakeup:
+            shard = self._shard
+            if self.closing or self.stopped:
+                raise self._is_closed()
+            moves = self._driver.in_turn or self._recovery.failure is not None
+            if moves or shard.committer.no_quorum is None:
+                raise Moving
+            if shard.engine.state.next_frame - 1 > shard.store.journal.synced_sequence:
+                raise self._no_quorum("it has changes that may come to nothing")
+            return still_reads.read(shard.engine, command, shard.clock.now_us())
+
+    def _no_quorum(self, consequence: str) -> NoQuorum:
+        return NoQuorum(
+            f"too few servers answer for shard {self._shard.name}: {consequence}",
+            retry_after_us=_NO_QUORUM_RETRY_US,
+        )
 
     def wake(self) -> None:
         """Something has changed that it may be waiting for."""

@@ -39,6 +39,7 @@ from fasti.broker.routing.routes import RouteBook
 from fasti.broker.shares import CountedShare, LeaseShare, Shares
 from fasti.broker.sinks.carrying import Carrier
 from fasti.broker.sinks.staging import StageIntake
+from fasti.broker.stale import of_leader, take_stale
 from fasti.broker.topics import read_topics
 from fasti.core.command import Command
 from fasti.core.numbered.commands import Numbered
@@ -56,6 +57,7 @@ from fasti.errors import (
 )
 from fasti.model import TopicSettings
 from fasti.protocol.numbered import ONCE
+from fasti.protocol.schemas import STALE_ACTIONS, STALE_READS
 
 if TYPE_CHECKING:
     from fasti.broker.host import Host
@@ -198,6 +200,8 @@ class Service:
         self.shares.calls.take(caller)
         try:
             fields = requests.check_version(header)
+            if take_stale(fields, name in STALE_ACTIONS):
+                return of_leader(self).carry_out(name, caller, fields, parts)
             if (once := fields.pop(ONCE, None)) is not None:
                 caller = caller.calling(requests.call_number(name, once))
             try:
@@ -297,8 +301,10 @@ class Service:
         """A schema and the batches that a ticket stands for."""
         with self._counted(caller, ticket):
             call, rest = self._opened_as(ticket, self.reads)
+            stale = take_stale(rest, call in STALE_READS)
+            read = of_leader(self).open_read if stale else self.reads[call].read
             with self.shares.reads.one(caller):
-                schema, batches = self.reads[call].read(caller, rest)
+                schema, batches = read(caller, rest)
         return schema, self._reading(batches, caller)
 
     def _reading(

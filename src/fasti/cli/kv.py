@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import moments, options, output, payloads
+from fasti.cli.as_of import AsOf
 from fasti.cli.commands import group
 from fasti.cli.connection import Client, Topic, with_client
 from fasti.cli.exits import fail_unless, terminated_softly
@@ -20,6 +21,7 @@ from fasti.cli.options import (
     ContentType,
     Headers,
     Limit,
+    MayBeStale,
     headers_of,
     only_one,
 )
@@ -50,14 +52,20 @@ _MEANINGS = {
 @app.command()
 @with_client
 def get(client: Client, topic: Topic, key: Key, clustering: Clustering = None,
-        as_json: AsJson = False) -> None:  # fmt: skip
+        stale: MayBeStale = False, as_json: AsJson = False) -> None:  # fmt: skip
     """Print a value as it is, without a line end; with --json all that is known of it.
 
     Ends with 1 if there is no such entry.
     """
-    entry = client.kv(topic).get(key, clustering=clustering)
+    entries, as_of = client.kv(topic), AsOf()
+    if stale:
+        entry = as_of.take(entries.stale().get(key, clustering=clustering))
+    else:
+        entry = entries.get(key, clustering=clustering)
+    if not as_json:
+        as_of.print_line()
     if as_json:
-        output.print_json(None if entry is None else _entry_json(entry))
+        output.print_json(None if entry is None else _entry_json(entry) | as_of.fields)
     elif entry is not None:
         payloads.print_whole(entry.value)
     else:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import typer
 
 from fasti.cli import moments, output, payloads
+from fasti.cli.as_of import AsOf
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -46,19 +47,28 @@ _OPTIONAL = (
 
 
 def print_messages(
-    read: Callable[[int | None], Iterable[pa.RecordBatch]], limit: int | None, as_json: bool
+    read: Callable[[int | None], Iterable[Any]],
+    limit: int | None,
+    as_json: bool,
+    stale: bool = False,
 ) -> None:
     """A table of the first, or a JSON object on each line for as many as there are.
 
-    `read` gives batches of at most so many messages together; None: all.
+    `read` gives batches of at most so many messages together, stale ones if that is said; None: all.
     """
+    as_of = AsOf()
+
+    def batches(at_most: int | None) -> Iterator[pa.RecordBatch]:
+        return (as_of.take(batch) if stale else batch for batch in read(at_most))
+
     if as_json:
-        rows = (row for batch in read(limit) for row in batch.to_pylist())
-        output.print_json_lines(as_dict(row) for row in rows)
+        rows = (row for batch in batches(limit) for row in batch.to_pylist())
+        output.print_json_lines(as_dict(row) | as_of.fields for row in rows)
         return
     count = limit or _TABLE_ROWS
     # One more is read, to see whether there are more.
-    messages = pa.Table.from_batches(read(count + 1))
+    messages = pa.Table.from_batches(batches(count + 1))
+    as_of.print_line()
     if not messages.num_rows:
         typer.echo("There are no such messages.")
         return

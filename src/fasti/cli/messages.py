@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fasti.cli import output, payloads
+from fasti.cli.as_of import AsOf
 from fasti.cli.bulk import Choice, DryRun, change, with_choice
 from fasti.cli.commands import group
 from fasti.cli.connection import Client, Owner, Topic, with_client
@@ -29,6 +31,7 @@ from fasti.cli.options import (
     KeyPrefix,
     Keys,
     Limit,
+    MayBeStale,
     OfOwner,
     Priority,
     Until,
@@ -68,6 +71,7 @@ def list_messages(
     after: After = None,
     limit: Limit = None,
     payload: WithPayload = False,
+    stale: MayBeStale = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """What a topic holds, by id. With `--json` an object on each line, of any number of messages.
@@ -78,8 +82,10 @@ def list_messages(
 
     [dim]fasti messages list emails --json > emails.ndjson[/dim]
     """
-    print_messages(
-        lambda at_most: client.messages(topic).scan(
+    messages = client.messages(topic)
+
+    def read(at_most: int | None) -> Iterator[Any]:
+        return (messages.stale() if stale else messages).scan(
             state=None if state is None else state.value,
             due_from=due_from,
             due_to=due_to,
@@ -90,25 +96,33 @@ def list_messages(
             limit=at_most,
             payload=payload,
             columns=columns(payload),
-        ),
-        limit,
-        as_json,
-    )
+        )
+
+    print_messages(read, limit, as_json, stale)
 
 
 @app.command()
 @with_client
 def get(
-    client: Client, topic: Topic, ids: Ids = None, keys: Keys = None, as_json: AsJson = False
+    client: Client,
+    topic: Topic,
+    ids: Ids = None,
+    keys: Keys = None,
+    stale: MayBeStale = False,
+    as_json: AsJson = False,
 ) -> None:
     """A message with its payload, by id or by key. Ends with 1 if one is not there, or damaged.
 
     [dim]fasti messages get emails --key user-7[/dim]
     """
-    rows = client.messages(topic).get(**_target(ids, keys)).to_pylist()
+    messages, target, as_of = client.messages(topic), _target(ids, keys), AsOf()
+    read: Any = messages.stale().get if stale else messages.get
+    found: Any = as_of.take(read(**target)) if stale else read(**target)
+    rows = found.to_pylist()
     if as_json:
-        output.print_json([as_dict(row) for row in rows])
+        output.print_json([as_dict(row) | as_of.fields for row in rows])
     else:
+        as_of.print_line()
         for name, row in zip(keys or ids or (), rows, strict=True):
             if row["status"] == "ok":
                 print_one(row)

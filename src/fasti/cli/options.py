@@ -39,6 +39,14 @@ def follow(what: str) -> Any:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+MayBeStale = Annotated[
+    bool,
+    typer.Option(
+        "--stale",
+        help="What a standby or the leader last knew, and as of when: also without a majority of a "
+        "cluster's servers.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 Ids = Annotated[
     list[int] | None, typer.Option("--id", help="A message by its id. May be repeated.")

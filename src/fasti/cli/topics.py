@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import definitions, output
+from fasti.cli.as_of import AsOf
 from fasti.cli.commands import group
 from fasti.cli.connection import Client, Topic, with_client
-from fasti.cli.options import AsJson, Yes, confirm
+from fasti.cli.options import AsJson, MayBeStale, Yes, confirm
 from fasti.cli.topic_settings import CHANGEABLE, SETTINGS, with_settings
 
 if TYPE_CHECKING:
@@ -83,13 +84,18 @@ def list_topics(
 
 @app.command()
 @with_client
-def describe(client: Client, name: Topic, as_json: AsJson = False) -> None:
+def describe(
+    client: Client, name: Topic, stale: MayBeStale = False, as_json: AsJson = False
+) -> None:
     """The settings of a topic, how many messages it has in which state, and on which shards it lies."""
-    topic = client.topic(name)
-    places = _places(client, name)
+    as_of = AsOf()
+    topic = as_of.take(client.messages(name).stale().describe()) if stale else client.topic(name)
+    # Where it lies would have to be asked of the leader.
+    places = {} if stale else _places(client, name)
     if as_json:
-        output.print_json(_as_json(topic) | ({"shards": places} if places else {}))
+        output.print_json(_as_json(topic) | ({"shards": places} if places else {}) | as_of.fields)
         return
+    as_of.print_line()
     if topic.paused:
         typer.echo(f"{name} is paused: nothing is handed out until `fasti topics resume {name}`.")
     settings = [(option.name, option.shown(option.of(topic.settings))) for option in SETTINGS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ from fasti.client.transport import Header, Transport
 from fasti.client.watch import Watch, WatchPosition, watch_position
 from fasti.errors import InvalidArgument
 from fasti.model import Limits
+
+if TYPE_CHECKING:
+    from fasti.client.stale import StaleKeyValues
 
 # A key, or a key and a clustering key.
 Place = str | tuple[str, str | None]
@@ -196,6 +199,12 @@ class KeyValues:
             if error.details.get("field") != "batch_bytes_max" or not half:
                 raise
         return self._got(names.slice(0, half), values) + self._got(names.slice(half), values)
+
+    def stale(self) -> StaleKeyValues:
+        """Reads that may be out of date, and go on while a cluster's servers have no majority."""
+        from fasti.client.stale import StaleKeyValues
+
+        return StaleKeyValues(self._transport, self.topic, self._limits)
 
     def range(
         self,

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         PendingMessage,
         Texts,
     )
+    from fasti.client.stale import StaleMessages
 
 _FORECAST = {
     "from": "start",
@@ -85,6 +86,12 @@ class Messages(DeadLetters):
         self.owner = owner
         self._transport = transport
         self._flush = flush
+
+    def stale(self) -> StaleMessages:
+        """Reads that may be out of date, and go on while a cluster's servers have no majority."""
+        from fasti.client.stale import StaleMessages
+
+        return StaleMessages(self._transport, self.topic)
 
     # Changing
 

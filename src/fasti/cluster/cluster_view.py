@@ -73,6 +73,16 @@ def view_cluster(cluster: str, members: Members, shards: int, now_ms: int) -> Cl
     )
 
 
+def standing_by(members: Members, shard: int) -> list[str]:
+    """The addresses of those who follow a shard, by their last beats, however old those are.
+
+    For readers who don't mind: where the servers are away nobody hears anybody.
+    """
+    records = [other.record for other in members.others.values()] + [members.record]
+    follows = (Role.STANDBY, Role.CANDIDATE)
+    return sorted(each.address for each in records if members.role(each.name, shard) in follows)
+
+
 def _member(record: MemberRecord, state: Liveness, ahead_ms: float) -> MemberView:
     clock_ahead_ms = round(ahead_ms, 1)
     return MemberView(record.name, record.address, state, record.weight, clock_ahead_ms)

@@ -9,25 +9,39 @@ What it meets that can't be right (a hole, damage, a frame that contradicts) it 
 after a pause that grows. The same if what it would read next was trimmed while it slept.
 
 `step` does a bounded piece, of about `PIECE_S`. One thread at a time, of the caller's.
+
+**It may be read from** (`read`, by any thread), while it is loaded and not on its way to another manifest: what
+the engine shows between two frames is what the journal's leader had made durable at some moment. Frames are
+applied under a lock, which is held for one command's frames or one read, never while NATS is waited for. A read that comes
+at the wrong time is told so at once. A shard that is opened on this engine has it to itself from the moment on at
+which it leads: until then, however long the servers take, it is read from as before.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from fasti.cluster.followed_journal import FollowedJournal
 from fasti.cluster.leadership import Leadership
 from fasti.cluster.piece_reader import PieceReader
 from fasti.cluster.pieces import Pieces
 from fasti.cluster.pointer import PointerRecord
 from fasti.cluster.stream_storage import ShardStreams, StreamStorage
 from fasti.cluster.writer_actions import Role
+from fasti.core import still_reads
 from fasti.core.engine import Engine
+from fasti.core.rows.snapshot import Snapshot
 from fasti.errors import Corruption, FastiError, Gone, NotFound
 from fasti.model import back_off
 from fasti.storage.follower import Follower, exhaust
+from fasti.storage.frames import StoredFrame
 from fasti.storage.manifest import Manifest
+from fasti.storage.payloads import Payloads
 
 _log = logging.getLogger("fasti.cluster.standby")
 
@@ -41,8 +55,12 @@ _CACHE_BYTES = 8 << 20
 _PAUSE_S, _PAUSE_MAX_S = 0.5, 30.0
 
 
+class NotReadable(Exception):
+    """It can't be read from now: it loads, goes over to another manifest, or leads."""
+
+
 class Standby:
-    """Of one shard. `hear` may be called by any thread, and the properties by any."""
+    """Of one shard. `hear` and `read` may be called by any thread, and the properties by any."""
 
     def __init__(
         self, shard: int, storage: StreamStorage, make_engine: Callable[[], Engine]
@@ -56,9 +74,20 @@ class Standby:
         self.loads = self.installs = 0
         self._failures = 0
         self._wait_until = 0.0
+        # When the leader was no further than was heard; and what a reader was told last.
+        self._heard_us = self._as_of_us = 0
+        # For the engine, between its follower and readers: whether these may have it.
+        self._reading = threading.Lock()
+        self._is_readable = False
+        # Snapshots that readers have done with.
+        self._unread: deque[int] = deque()
         self._begin()
 
     def _begin(self) -> None:
+        with self._reading:
+            self._is_readable = False
+            self._unread.clear()
+        self.payloads: Payloads | None = None
         self._streams: ShardStreams | None = None
         self._follower: Follower | None = None
         self._pieces: Pieces | None = None
@@ -93,8 +122,18 @@ class Standby:
         """Of memory, as the budget counts it."""
         return 0 if self._follower is None else self._follower.engine.memory.used_bytes
 
-    def hear(self, sequence: int, version: int) -> bool:
-        """The leader's stream is so far, and its manifest. True if that is more than is known here."""
+    @property
+    def manifest(self) -> Manifest | None:
+        """The one that it has gone over to; None until it is loaded."""
+        return None if self._follower is None else self._follower.manifest
+
+    def hear(self, sequence: int, version: int, at_us: int = 0) -> bool:
+        """The leader's stream is so far, and its manifest; and was no further at `at_us`, if that is known.
+
+        True if that is more than is known here.
+        """
+        if sequence >= self._heard:
+            self._heard_us = max(self._heard_us, at_us)
         self._heard = max(self._heard, sequence)
         self._heard_version = max(self._heard_version, version)
         follower = self._follower
@@ -105,6 +144,37 @@ class Standby:
     def hurry(self) -> None:
         """The leader may be gone: read to the end, without waiting to be told."""
         self._to_the_end, self._wait_until = True, 0.0
+
+    # Readers
+
+    def read(self, commands: Sequence[Any], now_us: int) -> tuple[list[Any], int]:
+        """Replies to commands that change nothing, all of one moment, and which moment that is.
+
+        It is the last one of which is known that nothing was durable which the replies don't show. Raises
+        `NotReadable`.
+        """
+        with self._reading:
+            follower = self._follower
+            if not self._is_readable or follower is None:
+                raise NotReadable
+            engine = follower.engine
+            while self._unread:
+                engine.snapshots.release(self._unread.popleft())
+            known_us = self._heard_us if self._sequence >= self._heard else 0
+            self._as_of_us = max(self._as_of_us, known_us, engine.state.last_at_us)
+            return [
+                still_reads.read(engine, command, now_us) for command in commands
+            ], self._as_of_us
+
+    def drop_snapshot(self, snapshot: Snapshot) -> None:
+        """A reader has done with it. Waits for nothing: it may be called wherever garbage is collected."""
+        follower = self._follower
+        if follower is not None and follower.engine.snapshots.get(snapshot.number) is snapshot:
+            self._unread.append(snapshot.number)
+
+    def _let_read(self, readable: bool) -> None:
+        with self._reading:
+            self._is_readable = readable
 
     # Steps
 
@@ -149,6 +219,8 @@ class Standby:
         if not self._apply(self._streams, self._follower):
             return True
         if reached:
+            if not self._sequence:
+                self._show(self._streams, self._follower)
             self._sequence = self._streams.leadership.sequence
             self._failures = 0
         if self._heard_version > self._follower.version and self._go_over(self._streams):
@@ -178,7 +250,15 @@ class Standby:
             if time.monotonic() >= until:
                 return True
         self._work = None
+        self._let_read(self._sequence > 0)
         return True
+
+    def _show(self, streams: ShardStreams, follower: Follower) -> None:
+        """It has caught up: from now on it may be read from."""
+        assert follower.manifest is not None
+        journal = FollowedJournal(streams)
+        self.payloads = Payloads(journal, streams.blocks, follower.manifest.payload_names)
+        self._let_read(True)
 
     def _read(self, leadership: Leadership) -> bool:
         """More packs; True if all that is known of are here."""
@@ -199,8 +279,16 @@ class Standby:
         after = follower.position
         coming = pieces.items[pieces.find(after + 1) :]
         reads = PieceReader(streams.stream, 1.0)
+        group: list[StoredFrame] = []
         for frame in reads.replay(coming, after, pieces.finished):
-            follower.apply(frame)
+            group.append(frame)
+            if not frame.ends_group:
+                continue
+            # A reader sees all of a command or nothing.
+            with self._reading:
+                for one in group:
+                    follower.apply(one)
+            group = []
             if time.monotonic() >= until:
                 return follower.position >= pieces.finished
         return True
@@ -217,13 +305,21 @@ class Standby:
             return self._sequence < record.place.sequence
         stored = streams.blocks.manifest_of(record)
         assert stored is not None
+        self._let_read(False)
         self._work = self._install(streams, follower, record, Manifest.decode(stored[1]))
         return True
 
     def _install(
         self, streams: ShardStreams, follower: Follower, record: PointerRecord, manifest: Manifest
     ) -> Iterator[None]:
+        old = follower.manifest
         yield from follower.install(manifest, record.version)
+        if self.payloads is not None and old is not None:
+            # Readers of a snapshot still want what was just put out of force.
+            names = old.payload_names | manifest.payload_names
+            self.payloads.names = names
+            self.payloads.forget(True, names.__contains__)
+            self.payloads.forget(False, lambda frame: frame > old.position)
         streams.leadership.pieces.forget(record.place)
         self.installs += 1
 
@@ -237,6 +333,7 @@ class Standby:
             if self._work is not None and self._follower.manifest is not None:
                 try:
                     exhaust(self._work)
+                    self._let_read(self._sequence > 0)
                 except Exception as error:
                     self._begin_anew(error)
             elif self._work is not None:
@@ -245,6 +342,7 @@ class Standby:
         if self._streams is not None:
             self._work = None
             self._storage.followed = self._streams, self._follower
+            self._storage.on_led = lambda: self._let_read(False)
         return self._storage
 
     def take_back(self) -> None:
@@ -252,7 +350,10 @@ class Standby:
         still.
         """
         self._storage.begin_anew()
+        self._storage.on_led = None
         streams, follower = self._streams, self._follower
         leads = streams is not None and streams.leadership.role in (Role.LEADER, Role.FENCED)
         if leads or (follower is not None and not follower.is_whole):
             self._begin()
+        else:
+            self._let_read(self._sequence > 0)

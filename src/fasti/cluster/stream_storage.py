@@ -109,6 +109,8 @@ class StreamStorage:
         self._epoch = 0
         # What the next opening goes on with: the streams as they were followed, and the engine.
         self.followed: tuple[ShardStreams, Follower | None] | None = None
+        # Called when that opening leads, before it does anything with the engine.
+        self.on_led: Callable[[], None] | None = None
 
     def ensure_streams(self) -> None:
         """Makes what is missing; `InvalidArgument` if a stream has other settings."""
@@ -140,6 +142,9 @@ class StreamStorage:
             timeouts=own.timeouts,
             leadership=streams.leadership,
         )
+        if self.on_led is not None:
+            self.on_led()
+            self.on_led = None
 
         def locate(data: bytes) -> tuple[int, Place]:
             position = int(json.loads(data)["position"])

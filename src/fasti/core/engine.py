@@ -305,7 +305,7 @@ class Engine:
         work.begin_group()
         try:
             if numbered is None:
-                reply = self._handler(work, command)(work, command)
+                reply = self.handler(work, command)(work, command)
             else:
                 reply = self._execute_once(work, numbered)
             work.end_group()
@@ -323,7 +323,7 @@ class Engine:
         """A command of a call with a number: as it was answered before, or carried out and remembered."""
         reply = numbering.recall(work, numbered)
         if reply is None:
-            reply = self._handler(work, numbered.command)(work, numbered.command)
+            reply = self.handler(work, numbered.command)(work, numbered.command)
             if work.group_has_events or numbering.is_kept(numbered):
                 numbering.remember(work, numbered, reply)
         return reply
@@ -341,7 +341,7 @@ class Engine:
         work.faults.append(Fault(command, fault))
         return Reply.refused(internal_error(command, fault))
 
-    def _handler(self, work: Work, command: Any) -> Handler:
+    def handler(self, work: Work, command: Any) -> Handler:
         """Who decides a command. Raises `not_found`, and `invalid_argument` on another kind's."""
         by_kind = self._by_kind.get(type(command))
         if by_kind is None:
@@ -403,7 +403,7 @@ class Engine:
         error = None
         try:
             for part in command.commands:
-                replies.append(self._handler(work, part)(work, part))
+                replies.append(self.handler(work, part)(work, part))
                 if not _came_out(part, replies[-1]):
                     break
             else:
@@ -424,7 +424,7 @@ class Engine:
         return sinks.carry(work, command, self._handle)
 
     def _handle(self, work: Work, command: Any) -> Reply:
-        reply: Reply = self._handler(work, command)(work, command)
+        reply: Reply = self.handler(work, command)(work, command)
         return reply
 
     def _detach(self, work: Work, command: commands.Detach) -> Done:
@@ -455,7 +455,7 @@ class Engine:
     def _take_snapshot(self, work: Work, command: commands.TakeSnapshot) -> Done:
         if command.topic:
             # Raises what a listing is refused with.
-            self._handler(work, commands.List(command.topic))
+            self.handler(work, commands.List(command.topic))
         return self.snapshots.take(work, command)
 
     def _begin_checkpoint(self, work: Work, command: checkpoint.BeginCheckpoint) -> Done:

@@ -27,7 +27,7 @@ from fasti.broker.logs import fields
 from fasti.broker.shard import Shard
 from fasti.broker.threads import Poller
 from fasti.cluster.bulletins import MemberSubjects, decode_beat, encode_beat, is_urgent
-from fasti.cluster.cluster_view import ClusterView, view_cluster
+from fasti.cluster.cluster_view import ClusterView, standing_by, view_cluster
 from fasti.cluster.member_records import MemberRecord, MemberSettings
 from fasti.cluster.members import (
     FollowShard,
@@ -103,7 +103,10 @@ class ClusterMember:
         self._held: dict[int, int] = {}
         self._yields: dict[int, tuple[int, str]] = {}
         self._yielded_ms: dict[int, int] = {}
-        # Both are replaced as a whole.
+        # What the last beat of each member said that the time is.
+        self._beat_us: dict[str, int] = {}
+        # These are replaced as a whole.
+        self._standing: dict[int, list[str]] = {}
         self._leaders: dict[int, str] = {}
         self._view: ClusterView | None = None
         self._watch = ClockWatch(host, self._members.clocks)
@@ -141,6 +144,7 @@ class ClusterMember:
     def start(self) -> None:
         """Joins: the others hear of it, and it of them."""
         self._host.on_fenced = lambda _: self._poller.wake()
+        self._host.standby_addresses = lambda shard: self._standing.get(shard, [])
         self._standbys.start()
         self._stops = [
             self._connection.listen(self._subjects.beats, self._take_beat),
@@ -248,10 +252,12 @@ class ClusterMember:
             if 0 <= shard < self._host.shards:
                 self._members.yielded(shard, epoch, to)
                 self._host.map.forget(shard, epoch)
+        # What it had when it said the time the last time, it tells now.
+        before_us, self._beat_us[record.name] = self._beat_us.get(record.name, 0), beat.now_us
         for item in beat.shards:
             if item.role is Role.LEADER and 0 <= item.shard < self._host.shards and item.epoch:
                 self._host.map.note(item.shard, item.epoch, record.address)
-                self._standbys.hear(item.shard, item.sequence, item.version)
+                self._standbys.hear(item.shard, item.sequence, item.version, before_us)
 
     def _hear_pong(self, name: str, answered: bool) -> None:
         if answered:
@@ -314,6 +320,7 @@ class ClusterMember:
     def _note_leaders(self, now_ms: int) -> None:
         found = ((n, self._members.leader(n, now_ms)) for n in range(self._host.shards))
         self._leaders = {number: name for number, name in found if name is not None}
+        self._standing = {n: standing_by(self._members, n) for n in range(self._host.shards)}
         if not self._members.listens(now_ms):
             self._view = view_cluster(self._cluster, self._members, self._host.shards, now_ms)
 

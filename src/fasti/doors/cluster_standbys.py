@@ -10,11 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from fasti.broker.host import Host
 from fasti.broker.logs import fields
+from fasti.broker.shard_map import moved
 from fasti.broker.threads import Poller
 from fasti.cluster.standby import Standby
+from fasti.core.layout import ShardPlace
+from fasti.doors.standby_reads import StandbyShard
+from fasti.errors import FastiError
 
 _log = logging.getLogger("fasti.broker.cluster")
 
@@ -51,6 +56,7 @@ class Standbys:
 
     def start(self) -> None:
         self._host.standby_bytes = lambda: self.used_bytes
+        self._host.find_standby = self._find_readable
         self._poller.start()
 
     def stop(self) -> None:
@@ -68,6 +74,18 @@ class Standbys:
         """For looking at it."""
         seat = self._seats.get(shard)
         return None if seat is None else seat.standby
+
+    def _find_readable(self, shard: int) -> StandbyShard | None:
+        """For one stale read; a standby that can't be read from says so when it is."""
+        standby, host = self.find(shard), self._host
+        if standby is None:
+            return None
+        place = ShardPlace(shard, host.shards)
+        elsewhere = partial(self._elsewhere, shard)
+        return StandbyShard(standby, place, host.settings, host.clock, elsewhere)
+
+    def _elsewhere(self, shard: int) -> FastiError:
+        return moved(shard, self._host.map.leader(shard))
 
     # What to follow
 
@@ -101,10 +119,10 @@ class Standbys:
 
     # What is heard
 
-    def hear(self, shard: int, sequence: int, version: int) -> None:
-        """By a leader's beat."""
+    def hear(self, shard: int, sequence: int, version: int, at_us: int) -> None:
+        """By a leader's beat; `at_us` is a moment at which it was no further."""
         seat = self._seats.get(shard)
-        if seat is not None and seat.standby.hear(sequence, version):
+        if seat is not None and seat.standby.hear(sequence, version, at_us):
             seat.wait_until = min(seat.wait_until, self._monotonic())
             self._poller.wake()
 

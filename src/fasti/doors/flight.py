@@ -22,11 +22,12 @@ import pyarrow.flight as fl
 from fasti.broker.caller import PEER, Caller, caller_from
 from fasti.broker.calls.call_stream import SCHEMA, CallStream
 from fasti.broker.calls.requests import check_columns
-from fasti.broker.host import SHARD_NUMBER, Host, OneService
+from fasti.broker.host import SHARD_NUMBER, Host, OneService, reader_of
 from fasti.broker.lobby import Lobby
 from fasti.broker.logs import fields
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
+from fasti.broker.stale import StaleService
 from fasti.doors.guard import Guard
 from fasti.doors.strangers import Line
 from fasti.errors import (
@@ -270,7 +271,7 @@ class FlightDoor(fl.FlightServerBase):
         line = self._heard(context)
         with _refusals(self._service):
             command = parse_request(ticket.ticket)
-            service = self._shards.service_of(command)
+            service = reader_of(self._shards, command)
             schema, batches = service.read(_caller(context), command)
             return fl.GeneratorStream(schema, _guarded(service, batches, line))
 
@@ -449,7 +450,7 @@ def _writing(write: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 
 def _guarded(
-    service: Service, batches: Iterator[pa.RecordBatch], line: Line
+    service: Service | StaleService, batches: Iterator[pa.RecordBatch], line: Line
 ) -> Iterator[pa.RecordBatch]:
     with _refusals(service):
         for batch in batches:
@@ -459,7 +460,7 @@ def _guarded(
 
 
 @contextmanager
-def _refusals(service: Service | Lobby) -> Iterator[None]:
+def _refusals(service: Service | Lobby | StaleService) -> Iterator[None]:
     """Our errors as Flight's. Others that come from a stream that broke pass as they are."""
     try:
         yield

@@ -8,6 +8,15 @@ from fasti.core.fields import FIELDS, HEADERS
 
 VERSION = 1
 
+# In a request: the shard that it is for, where there are several.
+SHARD_NUMBER = "shard_number"
+# In a request: the answer may be out of date. In the answer, and in a read's schema: as of when it is.
+STALE = "stale"
+AS_OF = "as_of_us"
+# What may be read so: actions, and calls that read streams.
+STALE_ACTIONS = frozenset(("topic", "get", "count", "kv_get", "kv_describe"))
+STALE_READS = frozenset(("list",))
+
 # What a produce stream may have; only `payload` must be there.
 PRODUCE_TYPES: dict[str, pa.DataType] = {
     "payload": pa.binary(),

@@ -40,6 +40,16 @@ def test_what_is_not_there_ends_with_one(kv: Shell) -> None:
     assert (gone.code, gone.out) == (1, "'nobody': not_found (there is no such entry)\n")
 
 
+def test_a_stale_value_says_as_of_when_it_is(kv: Shell) -> None:
+    kv.good("kv", "put", "profiles", "user-7", "hello")
+    said = kv("kv", "get", "profiles", "user-7", "--stale")
+    assert said.out == "hello"
+    assert said.err.startswith("As of ")
+    found = kv.good("kv", "get", "profiles", "user-7", "--stale")
+    assert (found["value"], found["as_of"][-1]) == ("hello", "Z")
+    assert kv("kv", "get", "profiles", "nobody", "--stale").code == 1
+
+
 def test_versions(kv: Shell) -> None:
     assert kv("kv", "put", "profiles", "k", "1", "--version", "0").code == 0
     said = kv("kv", "put", "profiles", "k", "2", "--version", "0", "--json")

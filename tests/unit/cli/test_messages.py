@@ -69,6 +69,24 @@ def test_get(shell: Shell) -> None:
     assert "nobody: not_found" in missing.err
 
 
+def test_stale_reads_say_as_of_when_they_are(shell: Shell) -> None:
+    shown = shell("messages", "get", "emails", "--key", "a", "--stale")
+    assert shown.out.rstrip().endswith("hello")
+    assert shown.err.startswith("As of ")
+    (row,) = shell.good("messages", "get", "emails", "--key", "a", "--stale")
+    assert row["as_of"].endswith("Z")
+    assert "as_of" not in shell.good("messages", "get", "emails", "--key", "a")[0]
+    listed = shell.lines("messages", "list", "emails", "--stale", "--limit", "2")
+    assert [row["id"] for row in listed] == [1, 2]
+    assert all(row["as_of"] for row in listed)
+    table = shell("messages", "list", "emails", "--stale")
+    assert table.err.startswith("As of ")
+    described = shell.good("topics", "describe", "emails", "--stale")
+    assert described["as_of"]
+    assert described["counts"] == shell.good("topics", "describe", "emails")["counts"]
+    assert shell("topics", "describe", "emails", "--stale").err.startswith("As of ")
+
+
 def test_update(shell: Shell) -> None:
     changed = shell.good("messages", "update", "emails", "--key", "b", "--payload", "new")
     assert changed == [{"status": "ok", "id": 2, "key": "b", "version": 2}]

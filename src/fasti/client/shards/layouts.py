@@ -22,7 +22,7 @@ _KEEP_MAX = 4096
 class Layouts:
     """Of one client. Any thread. `ask` asks the broker; it raises `not_found`."""
 
-    def __init__(self, ask: Callable[[str], Layout], monotonic: Callable[[], float]) -> None:
+    def __init__(self, ask: Callable[[str, bool], Layout], monotonic: Callable[[], float]) -> None:
         self._ask, self._monotonic = ask, monotonic
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[Layout, float]] = OrderedDict()
@@ -35,12 +35,19 @@ class Layouts:
     def _forked(self) -> None:
         """In a child process: what is known is true there as well."""
 
-    def of(self, topic: str, fresh: bool = False) -> Layout:
-        """A topic's layout; `fresh`: one that was asked for a moment ago at most."""
+    def of(self, topic: str, fresh: bool = False, stale: bool = False) -> Layout:
+        """A topic's layout; `fresh`: one that was asked for a moment ago at most.
+
+        With `stale` an old one will do, and one that a standby tells.
+        """
         known = self._known.get(topic)
-        if known is not None and not (fresh and self._monotonic() - known[1] > FRESH_S):
+        old = fresh and not stale and known is not None and self._monotonic() - known[1] > FRESH_S
+        if known is not None and not old:
             return known[0]
-        layout = self._ask(topic)
+        layout = self._ask(topic, stale)
+        if stale:
+            # For this once: who changes something goes by what is.
+            return layout
         with self._lock:
             self._known[topic] = layout, self._monotonic()
             self._known.move_to_end(topic)

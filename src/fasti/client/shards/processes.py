@@ -29,6 +29,8 @@ logger = logging.getLogger("fasti.client")
 _HELLO_S = 2.0
 # The map is asked for so often at most.
 _ASK_EVERY_S = 0.1
+# And for those who may read from standbys, so often.
+_LOOK_EVERY_S = 5.0
 
 
 class Processes:
@@ -41,7 +43,7 @@ class Processes:
         self.map = ShardMap(hello, self.asked)
         self._lock = threading.Lock()
         self._asking = threading.Lock()
-        self._asked_at = -_ASK_EVERY_S
+        self._asked_at = self._looked_at = -_LOOK_EVERY_S
         self._closed = threading.Event()
         # Those that the map names; others live as long as a stream uses them.
         self._current: dict[HostPort, FlightTransport] = {}
@@ -146,6 +148,18 @@ class Processes:
             if self.map.place(shard) != before:
                 return
 
+    def look_around(self) -> None:
+        """Asks for the map now and then: who follows a shard may be others by now. Raises nothing but `closed`."""
+        if time.monotonic() - self._looked_at < _LOOK_EVERY_S or not self._asking.acquire(False):
+            return
+        try:
+            self._looked_at = time.monotonic()
+            for host in self.map.known_hosts():
+                if self.greet(host):
+                    return
+        finally:
+            self._asking.release()
+
     def call_any(
         self, action: str, header: dict[str, Any], timeout_s: float
     ) -> tuple[dict[str, Any], list[pa.Table]]:
@@ -169,12 +183,14 @@ class Processes:
                 failure = error
         raise failure
 
-    def greet(self, host: HostPort) -> None:
+    def greet(self, host: HostPort) -> bool:
         """Hears a process's clock, if it answers soon; its map counts as any."""
         try:
             self.map.take(self.at(host).greet(_HELLO_S), host)
         except FastiError as error:
             logger.debug("saying hello to %s: %s", host_text(host), error)
+            return False
+        return True
 
     def wait(self, seconds: float) -> None:
         """A pause between two tries. Raises `closed`."""

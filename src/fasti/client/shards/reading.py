@@ -18,6 +18,7 @@ from fasti.client.shards.routing import OWN, at_shard, drop_absent
 from fasti.client.transport import Header
 from fasti.core.layout import Layout
 from fasti.errors import FastiError, InvalidArgument
+from fasti.protocol.schemas import AS_OF, STALE
 
 if TYPE_CHECKING:
     from fasti.client.shards.transport import ShardedTransport
@@ -90,7 +91,7 @@ def _pieces(transport: ShardedTransport, fields: Header) -> list[tuple[int, Head
             f"{call} is read from one shard: its caller names it by {SHARD_NUMBER}",
             field=SHARD_NUMBER,
         )
-    layout = transport.layouts.of(topic, fresh=True)
+    layout = transport.layouts.of(topic, fresh=True, stale=fields.get(STALE) is True)
     partition, key = fields.get("partition"), fields.get("key")
     if type(partition) is int:
         shards = [layout.shard_of(partition)]
@@ -164,17 +165,26 @@ def _merged(
     streams = [_Stream(shard, transport.shard(shard).read(fields)) for shard, fields in pieces]
     try:
         _answers(ticket, pieces, parallel.each(transport.runtime, _Stream.advance, streams))
-        schema = next(stream.schema for stream in streams if stream.schema is not None)
+        schema = _earliest([stream.schema for stream in streams if stream.schema is not None])
         empty = True
         while live := [stream for stream in streams if stream.head is not None]:
             taken = _next(live, by)
             empty = False
-            yield taken
+            yield taken.replace_schema_metadata(schema.metadata)
         if empty:
             yield pa.RecordBatch.from_pylist([], schema=schema)
     finally:
         for stream in streams:
             stream.close()
+
+
+def _earliest(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Of stale reads, that of the one which is furthest behind: all of them are as of then at least."""
+
+    def as_of_us(schema: pa.Schema) -> int:
+        return int((schema.metadata or {}).get(AS_OF.encode(), 0))
+
+    return min(schemas, key=as_of_us)
 
 
 class _Stream:

@@ -28,6 +28,7 @@ from fasti.client.shards import parallel
 from fasti.client.transport import Header
 from fasti.core.layout import Layout
 from fasti.errors import FastiError, NotFound, TimedOut, WrongShard, error_from_code
+from fasti.protocol.schemas import AS_OF, STALE
 
 if TYPE_CHECKING:
     from fasti.client.shards.transport import ShardedTransport
@@ -62,9 +63,14 @@ class Request:
         """The topic that it is about; empty if it is about none."""
         return str(self.header.get("topic") or "")
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether its answer may be out of date."""
+        return self.header.get(STALE) is True
+
     def layout(self, fresh: bool = False) -> Layout:
         """Where the topic's partitions are. Raises `not_found`."""
-        return self.transport.layouts.of(self.topic, fresh)
+        return self.transport.layouts.of(self.topic, fresh, self.is_stale)
 
     def left_s(self) -> float:
         """How long it may still take. Raises `timed_out`."""
@@ -117,7 +123,12 @@ def carry_out(route: Route, request: Request) -> Answer:
             pieces, answers = _again(route, request, pieces, answers)
         if request.topic.startswith(OWN):
             pieces, answers = drop_absent(pieces, answers)
-        return route.merge(request, pieces, answers)
+        merged, parts = route.merge(request, pieces, answers)
+        if request.is_stale:
+            # All of it is as of then at least.
+            told = [answer[0] for answer in answers if not isinstance(answer, FastiError)]
+            merged = {**merged, AS_OF: min(int(header[AS_OF]) for header in told)}
+        return merged, parts
     except (WrongShard, NotFound):
         request.transport.layouts.forget(request.topic)
         raise

@@ -37,6 +37,8 @@ class ShardMap:
         self.cluster = str(hello.get("cluster", ""))
         # Until one is known, a shard is looked for where the map came from: that process tells.
         self._places = [Place(asked, -1)] * self.count
+        # Who follows a shard, as was told last.
+        self._standbys: dict[int, list[HostPort]] = {}
         # Where processes were, the last ones: one that has no shard now may have some later.
         self._hosts: OrderedDict[HostPort, None] = OrderedDict()
         self.take(hello, asked)
@@ -48,6 +50,14 @@ class ShardMap:
     def place(self, shard: int) -> Place:
         """Where a shard is now."""
         return self._places[shard]
+
+    def readers(self, shard: int) -> list[HostPort]:
+        """Who may answer a stale read: those who follow it, then who leads it, then all others."""
+        return list(
+            dict.fromkeys(
+                [*self._standbys.get(shard, ()), self.place(shard).host, *self.known_hosts()]
+            )
+        )
 
     def hosts(self) -> list[HostPort]:
         """Those of all processes, each once, in the order of their first shards."""
@@ -84,6 +94,8 @@ class ShardMap:
                 address = entry.get("address")
                 host = asked if address is None else parse_host(address)
                 known = self._places[shard]
+                if epoch >= known.epoch:
+                    self._standbys[shard] = [parse_host(at) for at in entry.get("standbys", ())]
                 if epoch > known.epoch or (epoch == known.epoch and shard == doubted):
                     self._set(shard, host, epoch)
 

@@ -3,7 +3,8 @@
 Every call names the shard. A process that doesn't have it answers `moved`, and has done nothing: the call
 is made again where it is now, within its time. A process that is gone may have come back at another
 address, and one that has lost the shard may not know to whom: the others are asked, with pauses, until one
-leads it. A call to a process that hangs is given up when another one leads the shard (`hanging.py`). Streams that end for such a reason end as lost connections do; whoever opened them opens them
+leads it. A call to a process that hangs is given up when another one leads the shard (`hanging.py`). A stale read
+goes to whoever answers, standbys first. Streams that end for such a reason end as lost connections do; whoever opened them opens them
 again, and comes to the right place. A stream is told that the shard has left by its end, or by a word in it.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -21,7 +22,7 @@ from fasti.client.flight_transport import FlightTransport, too_late, versioned
 from fasti.client.shards.clocks import ShardClock
 from fasti.client.shards.hanging import LOOK_S
 from fasti.client.shards.processes import Processes
-from fasti.client.shards.shard_map import Place
+from fasti.client.shards.shard_map import HostPort, Place
 from fasti.client.transport import (
     LOCATION,
     Arrived,
@@ -34,12 +35,14 @@ from fasti.client.transport import (
 from fasti.errors import (
     FastiError,
     Moved,
+    NoQuorum,
     OutcomeUnknown,
     StorageFailed,
     TimedOut,
     Unavailable,
 )
 from fasti.protocol.problems import error_from_json
+from fasti.protocol.schemas import STALE
 from fasti.runtime import Runtime
 
 SHARD_NUMBER = "shard_number"
@@ -49,10 +52,23 @@ _MOVING_FIRST_S, _MOVING_MAX_S = 0.02, 0.25
 # A try in less time than this would only be too late.
 _LAST_TRY_S = 0.1
 
+# So long a process is waited for that may answer a stale read, the first time, before another one is asked.
+_READER_FIRST_S = 2.0
+# Who answered one is asked first for so long: then a standby may have loaded, or come back.
+_READER_KEPT_S = 5.0
+
 # What a process says that is gone, or that reaches its storage no more: another one may lead by now.
 _CUT_OFF = (Unavailable, OutcomeUnknown, StorageFailed)
 
 T = TypeVar("T")
+
+
+class _Reader(NamedTuple):
+    """Who answered a stale read; its connection is kept with it."""
+
+    host: HostPort
+    process: FlightTransport
+    until: float
 
 
 class ShardTransport(OnlyShard):
@@ -65,6 +81,8 @@ class ShardTransport(OnlyShard):
         self._processes = processes
         # It has left the process where it was, which did not say for where: the next stream asks first.
         self._is_lost = False
+        # Who answered the last stale read.
+        self._reader: _Reader | None = None
         # What all shards have together: one is away or back for all who wait, see `absence.py`.
         self.broker = processes
         process = processes.of(number)
@@ -96,6 +114,10 @@ class ShardTransport(OnlyShard):
         """An action's reply; an error in it is raised, after `timeout` seconds `timed_out`."""
         body = versioned(self._named(header))
         until = time.monotonic() + (self.timeout_s if timeout is None else timeout)
+        if body.get(STALE):
+            return self._ask_readers(
+                lambda process, wait_s: process.attempt(action, body, parts, wait_s), action, until
+            )
 
         several = self._processes.are_several
 
@@ -135,9 +157,62 @@ class ShardTransport(OnlyShard):
             batches = process.read(fields)
             return next(batches), batches
 
-        first, rest = self._follow(begin, until, repeat=False)
+        def begin_soon(
+            process: FlightTransport, wait_s: float
+        ) -> tuple[pa.RecordBatch, Iterator[pa.RecordBatch]]:
+            # A read that has begun waits for as long as its process may take.
+            process.sample_clock(wait_s)
+            return begin(process)
+
+        if fields.get(STALE):
+            first, rest = self._ask_readers(begin_soon, "read", until)
+        else:
+            first, rest = self._follow(begin, until, repeat=False)
         yield first
         yield from rest
+
+    def _ask_readers(
+        self, attempt: Callable[[FlightTransport, float], T], what: str, until: float
+    ) -> T:
+        """The answer of whoever gives one: who did the last time, a standby, the leader, or any other process.
+
+        One that is silent is waited for longer each time around. Raises what the last one said.
+        """
+        failure: FastiError = TimedOut(f"nobody answered {what} of shard {self.number}")
+        wait_s, pause_s = _READER_FIRST_S, _PAUSE_FIRST_S
+        while True:
+            for host in self._readers():
+                process = self._processes.at(host)
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    raise failure
+                try:
+                    answer = attempt(process, min(wait_s, left_s))
+                except Moved as error:
+                    self._processes.map.take_move(dict(error.details), self.number)
+                    if not isinstance(failure, NoQuorum):
+                        failure = self._lost(error)
+                except (NoQuorum, TimedOut, *_CUT_OFF) as error:
+                    failure = error
+                else:
+                    if self._reader is None or self._reader.host != host:
+                        self._reader = _Reader(host, process, time.monotonic() + _READER_KEPT_S)
+                    return answer
+                if self._reader is not None and self._reader.host == host:
+                    self._reader = None
+            self._processes.ask(self.number, until)
+            rest_s = pause_s * random.uniform(0.5, 1.0)
+            if time.monotonic() + rest_s > until:
+                raise failure
+            self._processes.wait(rest_s)
+            wait_s, pause_s = wait_s * 2, min(pause_s * 2, _PAUSE_MAX_S)
+
+    def _readers(self) -> list[HostPort]:
+        known, reader = self._processes.map.readers(self.number), self._reader
+        if reader is None or time.monotonic() > reader.until:
+            self._processes.look_around()
+            return self._processes.map.readers(self.number)
+        return list(dict.fromkeys([reader.host, *known]))
 
     def _follow(
         self,

@@ -27,6 +27,7 @@ from fasti.client.transport import (
 from fasti.core.layout import Layout
 from fasti.errors import InvalidArgument, NotFound
 from fasti.model import TopicSettings
+from fasti.protocol.schemas import STALE
 
 if TYPE_CHECKING:
     from fasti.client.flight_transport import FlightTransport
@@ -88,9 +89,10 @@ class ShardedTransport:
         """Has `layout` ask again: the topic may have been deleted and made anew."""
         self.layouts.forget(topic)
 
-    def _ask_layout(self, topic: str) -> Layout:
+    def _ask_layout(self, topic: str, stale: bool) -> Layout:
+        fields: Header = {"topic": topic, STALE: True} if stale else {"topic": topic}
         try:
-            header, _ = self._shards[CATALOGUE].call("topic", {"topic": topic})
+            header, _ = self._shards[CATALOGUE].call("topic", fields)
         except NotFound:
             if not topic.startswith(OWN):
                 raise
