@@ -218,9 +218,10 @@ class Standby:
         reached = self._read(self._streams.leadership)
         if not self._apply(self._streams, self._follower):
             return True
-        if reached:
-            if not self._sequence:
-                self._show(self._streams, self._follower)
+        if reached and not self._sequence:
+            self._show(self._streams, self._follower)
+        if reached or self._sequence:
+            # Also while it doesn't catch up: others go by how far it is.
             self._sequence = self._streams.leadership.sequence
             self._failures = 0
         if self._heard_version > self._follower.version and self._go_over(self._streams):
