@@ -34,7 +34,7 @@ def written() -> dict[Path, bytes]:
     return {
         START: encode_pack(STARTED)[0],
         FRAMES: encode_pack(PACKED)[0],
-        PART: encode_part("3-4.rows", BLOCK),
+        PART: b"".join(encode_part("3-4.rows", BLOCK)),
         POINTER: RECORD.encode(),
     }
 
@@ -51,3 +51,12 @@ def test_messages_are_read_as_ever() -> None:
         assert replace(found, body=b"", checksum=0) == replace(pack, body=b"")
     assert decode_part("3-4.rows", 1, PART.read_bytes()) == BLOCK
     assert PointerRecord.decode(POINTER.read_bytes(), 4, "stream") == RECORD
+
+
+def test_a_part_is_the_same_compressed_or_not() -> None:
+    text = Part(0, 1, 4_000, 4_000, 0x99, memoryview(b"again and " * 400))
+    data = b"".join(encode_part("3-4.rows", text, compressed=True))
+    assert len(data) < 400
+    assert decode_part("3-4.rows", 0, data) == text
+    noise = b"".join(encode_part("3-4.rows", BLOCK, compressed=True))
+    assert noise == PART.read_bytes()

@@ -13,7 +13,8 @@ The rules:
 - The server's pings are answered when the next publish comes; a connection that it gave up meanwhile is noticed
   before anything is written.
 
-What a publish came to is told as by `NatsConnection.publish`. One thread at a time.
+What a publish came to is told as by `NatsConnection.publish`. One thread at a time. `StreamAppends` is what others
+use: it leaves to nats-py what only that can do.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ import json
 import secrets
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from fasti.cluster.nats import (
+    LAST_SEQUENCE,
+    LAST_SUBJECT_SEQUENCE,
+    NatsConnection,
+    NatsOptions,
+    stored_sequence,
+)
 from fasti.errors import FastiError, TimedOut, Unavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from fasti.cluster.nats import NatsOptions
 
 _PORT = 4222
 _READ_BYTES = 1 << 16
@@ -41,6 +48,47 @@ _READ_BYTES = 1 << 16
 _CONNECT_S = 0.2
 # An answer has some hundred bytes; what is longer is none.
 _ANSWER_BYTES_MAX = 1 << 20
+# Which server leads the stream is good to know, and not worth waiting for.
+_LOOK_S = 0.1
+
+
+class StreamAppends:
+    """Publishes to one stream, one message at a time; others wait. Any thread."""
+
+    def __init__(self, connection: NatsConnection, stream: str) -> None:
+        self._connection, self._stream = connection, stream
+        # The signature that a file of credentials asks for is nats-py's alone.
+        signs = connection.options.credentials is not None
+        self._socket = None if signs else AppendSocket(connection.options, self._leader)
+        self._lock = threading.Lock()
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        timeout_s: float,
+        *,
+        last_sequence: int | None = None,
+        last_subject_sequence: int | None = None,
+    ) -> int:
+        """As `NatsConnection.publish`, of a message that is given in parts."""
+        last = {"last_sequence": last_sequence, "last_subject_sequence": last_subject_sequence}
+        if self._socket is None:
+            data = b"".join(parts)
+            return self._connection.publish(subject, data, **last, timeout_s=timeout_s)
+        named = zip((LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE), last.values(), strict=True)
+        headers = [(name, str(value)) for name, value in named if value is not None]
+        with self._lock:
+            return stored_sequence(self._socket.publish(subject, headers, parts, timeout_s))
+
+    def _leader(self) -> str:
+        state = self._connection.stream_state(self._stream, _LOOK_S)
+        return "" if state is None else state.leader
+
+    def close(self) -> None:
+        """When nothing is published any more."""
+        if self._socket is not None:
+            self._socket.close()
 
 
 class AppendSocket:

@@ -15,10 +15,14 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fasti.cluster.block_part import Part, decode_part
 from fasti.cluster.names import to_token
 from fasti.errors import FastiError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _TEMPORARY = ".new"
 
@@ -61,22 +65,24 @@ class BlockCache:
             return None
         return (self._directory / _file(space, name, number)).read_bytes()
 
-    def put(self, space: str, name: str, number: int, message: bytes) -> None:
-        """Keeps a part; a disk that is full or broken keeps nothing, which harms nobody."""
+    def put(self, space: str, name: str, number: int, *message: Buffer) -> None:
+        """Keeps a part, given as one or several; a disk that is full or broken keeps nothing, which harms nobody."""
         file = _file(space, name, number)
-        if len(message) > self._bytes_max:
+        size = sum(memoryview(piece).nbytes for piece in message)
+        if size > self._bytes_max:
             return
         path = self._directory / file
         temporary = path.with_name(f"{file}.{threading.get_ident()}{_TEMPORARY}")
         try:
-            temporary.write_bytes(message)
+            with open(temporary, "wb", buffering=0) as opened:
+                opened.writelines(message)
             os.replace(temporary, path)
         except OSError:
             with suppress(OSError):
                 temporary.unlink()
             return
         with self._lock:
-            self._note(file, len(message))
+            self._note(file, size)
         self._shrink()
 
     def let_go(self, space: str, name: str) -> None:

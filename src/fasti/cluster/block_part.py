@@ -5,15 +5,18 @@
     offset  size  field
          0     4  magic            f5 42 4c 4b
          4     2  format version   1
-         6     2  zero
+         6     1  codec            0 none, 1 LZ4 (one block)
+         7     1  zero
          8     4  part             from 0
         12     4  parts
         16     8  size             of the whole block
         24     8  part bytes       what every part but the last has
         32     8  nonce            drawn by each `put`: tells its own message from another's
-        40     8  checksum         XXH3-64 of the body
+        40     8  checksum         XXH3-64 of the body as stored
         48     8  name checksum    XXH3-64 of the block's name
         56     8  header checksum  XXH3-64 of the 56 bytes before it
+
+The stream has LZ4 where it saves a fifth; cached files have the body as it is.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from fasti.cluster.pack import RAW, compress, decompress
 from fasti.errors import Corruption, NewerFormat
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 MAGIC = b"\xf5BLK"
 PART_VERSION = 1
 PART_HEADER_BYTES = 64
-_FIELDS = struct.Struct("<4sH2xIIQQQQQ")
+_FIELDS = struct.Struct("<4sHBxIIQQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 assert _FIELDS.size + _CHECKSUM.size == PART_HEADER_BYTES
 
@@ -47,20 +51,24 @@ class Part(NamedTuple):
     body: memoryview
 
 
-def encode_part(name: str, part: Part) -> bytes:
-    """The message; also what a cached file has."""
+def encode_part(
+    name: str, part: Part, compressed: bool = False
+) -> tuple[bytes, bytes | memoryview]:
+    """The message, as header and body; also what a cached file has."""
+    codec, stored = compress(part.body) if compressed else (RAW, part.body)
     fields = _FIELDS.pack(
         MAGIC,
         PART_VERSION,
+        codec,
         part.number,
         part.parts,
         part.size,
         part.part_bytes,
         part.nonce,
-        xxh3_64_intdigest(part.body),
+        xxh3_64_intdigest(stored),
         xxh3_64_intdigest(name.encode()),
     )
-    return b"".join((fields, _CHECKSUM.pack(xxh3_64_intdigest(fields)), part.body))
+    return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields)), stored
 
 
 def decode_part(name: str, number: int, data: Buffer) -> Part:
@@ -72,14 +80,18 @@ def decode_part(name: str, number: int, data: Buffer) -> Part:
     fields = view[: _FIELDS.size]
     if xxh3_64_intdigest(fields) != _CHECKSUM.unpack_from(view, _FIELDS.size)[0]:
         raise Corruption(f"part {number} of block {name} has a damaged header", file=file, offset=0)
-    _, version, found, parts, size, part_bytes, nonce, checksum, named = _FIELDS.unpack(fields)
+    _, version, codec, found, parts, size, part_bytes, nonce, checksum, named = _FIELDS.unpack(
+        fields
+    )
     if version != PART_VERSION:
         text = f"block {name} has format {version}, this version reads {PART_VERSION}"
         raise NewerFormat(text, found=version, supported=PART_VERSION)
-    body = view[PART_HEADER_BYTES:]
+    stored = view[PART_HEADER_BYTES:]
     offset = number * part_bytes
     expected = min(part_bytes, size - offset)
-    is_it = found == number and named == xxh3_64_intdigest(name.encode()) and len(body) == expected
-    if not is_it or xxh3_64_intdigest(body) != checksum:
-        raise Corruption(f"part {number} of block {name} is damaged", file=file, offset=offset)
-    return Part(number, parts, size, part_bytes, nonce, body)
+    is_it = found == number and named == xxh3_64_intdigest(name.encode())
+    if is_it and xxh3_64_intdigest(stored) == checksum:
+        body = decompress(codec, stored, expected)
+        if len(body) == expected:
+            return Part(number, parts, size, part_bytes, nonce, body)
+    raise Corruption(f"part {number} of block {name} is damaged", file=file, offset=offset)

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 _API = "$JS.API"
 LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
-_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _STREAM_NOT_FOUND = 10059
 _MESSAGE_NOT_FOUND = 10037
 # Several copies, of a server that is in no cluster of servers.
@@ -216,7 +216,7 @@ class NatsConnection:
         if last_sequence is not None:
             headers[LAST_SEQUENCE] = str(last_sequence)
         if last_subject_sequence is not None:
-            headers[_LAST_SUBJECT_SEQUENCE] = str(last_subject_sequence)
+            headers[LAST_SUBJECT_SEQUENCE] = str(last_subject_sequence)
         return stored_sequence(self._request(subject, data, timeout_s, headers or None).data)
 
     # Plain subjects: nothing is stored

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 MAGIC = b"\xf5PCK"
 PACK_VERSION = 1
 FRAMES, PART, START, END_OF_LEADER = 0, 1, 2, 3
-_RAW, _LZ4 = 0, 1
+RAW, LZ4 = 0, 1
 _ALIGNMENT = 64
 _WORTH = 0.8
 
@@ -109,7 +109,7 @@ def encode_pack(pack: Pack) -> tuple[bytes, Pack]:
 def encode_parts(pack: Pack) -> tuple[list[bytes | memoryview], Pack]:
     """The message as header and body, which is not copied, and the pack with its checksum."""
     raw = memoryview(pack.body).cast("B") if memoryview(pack.body).nbytes else memoryview(b"")
-    codec, stored = _compress(raw)
+    codec, stored = compress(raw)
     names = pack.cluster.encode(), pack.header.broker.encode()
     header = pack.header
     fields = _FIELDS.pack(
@@ -125,12 +125,20 @@ def encode_parts(pack: Pack) -> tuple[list[bytes | memoryview], Pack]:
     return [head, stored], replace(pack, checksum=checksum)
 
 
-def _compress(raw: memoryview) -> tuple[int, bytes | memoryview]:
+def compress(raw: memoryview) -> tuple[int, bytes | memoryview]:
+    """Which codec saves a fifth, and what it makes of these bytes."""
     if len(raw) >= _ALIGNMENT:
         packed = pa.Codec("lz4_raw").compress(raw, asbytes=True)
         if len(packed) <= len(raw) * _WORTH:
-            return _LZ4, packed
-    return _RAW, raw
+            return LZ4, packed
+    return RAW, raw
+
+
+def decompress(codec: int, stored: memoryview, raw_bytes: int) -> memoryview:
+    """The bytes as they were."""
+    if codec == RAW:
+        return stored
+    return memoryview(pa.Codec("lz4_raw").decompress(stored, raw_bytes))
 
 
 def decode_pack(message: Buffer, stream: str) -> Pack:
@@ -162,7 +170,7 @@ def decode_pack(message: Buffer, stream: str) -> Pack:
     names = bytes(view[_FIELDS.size : end])
     broker = names[cluster_bytes:].decode()
     header = PackHeader(epoch, broker, nonce, first, last, kind == START, kind == END_OF_LEADER)
-    body = pa.Codec("lz4_raw").decompress(stored, raw_bytes) if codec == _LZ4 else stored
+    body = decompress(codec, stored, raw_bytes)
     cluster = names[:cluster_bytes].decode()
     return Pack(
         cluster, shard, incarnation, place, header, at_us, before, body, part, parts, checksum

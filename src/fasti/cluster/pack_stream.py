@@ -18,14 +18,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from fasti.cluster.append_socket import AppendSocket
+from fasti.cluster.append_socket import StreamAppends
 from fasti.cluster.names import ShardNames
 from fasti.cluster.nats import (
-    LAST_SEQUENCE,
     NatsConnection,
     StoredMessage,
     StreamState,
-    stored_sequence,
 )
 from fasti.cluster.pack import Pack, decode_pack
 from fasti.cluster.pack_cache import PackCache
@@ -43,8 +41,6 @@ _BATCH_BYTES = 8 << 20
 _CACHE_BYTES = 32 << 20
 # What a message takes in the stream beside its payload and subject: lengths, headers, a checksum.
 _OVERHEAD_BYTES = 100
-# Which server leads the stream is good to know, and not worth waiting for.
-_LOOK_S = 0.1
 
 
 class PackStream:
@@ -76,9 +72,7 @@ class PackStream:
         # What is read ahead must not push out what was asked for.
         self._batch_bytes = min(_BATCH_BYTES, cache_bytes // 4)
         self._lock = threading.Lock()
-        # The signature that a file of credentials asks for is nats-py's alone.
-        signs = connection.options.credentials is not None
-        self._appends = None if signs else AppendSocket(connection.options, self._leader)
+        self._appends = StreamAppends(connection, self.name)
 
     @staticmethod
     def config(names: ShardNames, replicas: int, bytes_max: int) -> dict[str, Any]:
@@ -123,28 +117,16 @@ class PackStream:
 
         One thread at a time.
         """
-        subject = self.names.journal_subject
-        if self._appends is None:
-            place = self._connection.publish(
-                subject, b"".join(parts), last_sequence=expected_last, timeout_s=timeout_s
-            )
-        else:
-            headers = ((LAST_SEQUENCE, str(expected_last)),)
-            answer = self._appends.publish(subject, headers, parts, timeout_s)
-            place = stored_sequence(answer)
-        if self._server_room is not None:
-            self._server_room.note_written(sum(memoryview(part).nbytes for part in parts))
+        place = self._appends.publish(
+            self.names.journal_subject, parts, timeout_s, last_sequence=expected_last
+        )
         if self._kept is not None:
             self._kept.put(place, *parts)
         return place
 
-    def _leader(self) -> str:
-        return self.state(_LOOK_S).leader
-
     def close(self) -> None:
         """When nothing is published any more."""
-        if self._appends is not None:
-            self._appends.close()
+        self._appends.close()
 
     def trim(self, place: int) -> None:
         """Removes all packs up to this place."""

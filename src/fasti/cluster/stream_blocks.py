@@ -29,6 +29,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fasti.cluster.append_socket import StreamAppends
 from fasti.cluster.block_cache import BlockCache
 from fasti.cluster.block_part import PART_HEADER_BYTES, Part, decode_part, encode_part
 from fasti.cluster.names import ShardNames, from_token
@@ -94,6 +95,7 @@ class StreamBlocks:
         self.locate = locate
         self._timeouts, self._grace_s = timeouts, grace_s
         self._stream = names.blocks_stream
+        self._appends = StreamAppends(connection, self._stream)
         self._part_bytes = min(connection.max_payload, _PART_BYTES_MAX) - _MARGIN_BYTES
         self._lock = threading.Lock()
         # Names that were deleted and are still in the stream, with the moment at which they go.
@@ -120,6 +122,10 @@ class StreamBlocks:
             "deny_delete": True,
             "allow_direct": True,
         }
+
+    def close(self) -> None:
+        """When nothing is put any more."""
+        self._appends.close()
 
     # Room
 
@@ -166,23 +172,23 @@ class StreamBlocks:
         for number in reversed(range(len(starts))):
             body = view[starts[number] : starts[number] + self._part_bytes]
             part = Part(number, len(starts), len(data), self._part_bytes, nonce, body)
-            message = encode_part(name, part)
+            message = encode_part(name, part, compressed=True)
             self._store(self._names.part_subject(space, name, number), name, message, part)
-            self._used_bytes += len(message)
+            size_bytes = sum(map(len, message))
+            self._used_bytes += size_bytes
             if self._server_room is not None:
-                self._server_room.note_written(len(message))
+                self._server_room.note_written(size_bytes)
             if self._cache is not None:
-                self._cache.put(space, name, number, message)
+                # As it is: what is read from there is a view of the file, and takes no memory.
+                self._cache.put(space, name, number, *encode_part(name, part))
 
-    def _store(self, subject: str, name: str, message: bytes, part: Part) -> None:
+    def _store(self, subject: str, name: str, message: Sequence[Buffer], part: Part) -> None:
         patience = Patience(self._stream, self._timeouts.call_s)
         while True:
             patience.check()
             full: NoRoom | None = None
             try:
-                self._connection.publish(
-                    subject, message, last_subject_sequence=0, timeout_s=self._wait_s
-                )
+                self._appends.publish(subject, message, self._wait_s, last_subject_sequence=0)
                 return
             except NoRoom as refusal:
                 full = refusal
@@ -284,7 +290,7 @@ class StreamBlocks:
             data = self._find_elsewhere(space, name, number, data)
             part = decode_part(name, number, data)
         if self._cache is not None:
-            self._cache.put(space, name, number, data)
+            self._cache.put(space, name, number, *encode_part(name, part))
         return part
 
     def _find_elsewhere(self, space: str, name: str, number: int, data: bytes) -> bytes:

@@ -288,6 +288,7 @@ class OpenStream:
             with suppress(FastiError):
                 self.journal.give_up(self.heir)
         self.journal.close()
+        self.blocks.close()
         self._closed(self.journal)
 
     def holds(self, file: str) -> bool:
