@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fasti.broker.shard import Shard
-from fasti.cluster.nats import NatsConnection, StoredMessage
+from fasti.cluster.nats import NatsConnection
+from fasti.cluster.nats_socket import StreamMessage, StreamReads
 from fasti.cluster.standby import Standby
 from fasti.cluster.stream_journal import StreamJournal
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
@@ -311,14 +312,14 @@ def test_a_standby_that_is_behind_reads_every_pack_once(
     for number in range(24):
         produce(shard, random.Random(number).randbytes(1 << 20))
     places: list[int] = []
-    read = nats.read
+    read = StreamReads.read
 
-    def reading(stream: str, *place: Any) -> list[StoredMessage]:
-        found = read(stream, *place)
+    def reading(reads: StreamReads, *place: Any) -> list[StreamMessage]:
+        found = read(reads, *place)
         places.extend(message.sequence for message in found)
         return found
 
-    monkeypatch.setattr(nats, "read", reading)
+    monkeypatch.setattr(StreamReads, "read", reading)
     monkeypatch.setattr(nats, "get", None)
     catch_up(standby, shard)
     shard.close(checkpoint=False)

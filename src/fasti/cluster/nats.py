@@ -340,12 +340,11 @@ class NatsConnection:
     ) -> list[StoredMessage]:
         inbox = self._client.new_inbox()
         subscription = await self._client.subscribe(inbox, pending_bytes_limit=-1)
-        request = {"seq": first, "next_by_subj": ">", "batch": 1000, "max_bytes": max_bytes}
+        name, request = batch_request(stream, first, max_bytes)
         messages: list[StoredMessage] = []
         deadline = self._loop.time() + timeout_s
         try:
-            name = f"{_API}.DIRECT.GET.{stream}"
-            await self._client.publish(name, json.dumps(request).encode(), reply=inbox)
+            await self._client.publish(name, request, reply=inbox)
             while True:
                 try:
                     reply = await subscription.next_msg(max(0.001, deadline - self._loop.time()))
@@ -478,6 +477,12 @@ def _parse(data: bytes) -> dict[str, Any]:
     if error.get("code") in _UNANSWERED_CODES:
         raise Unavailable(f"NATS: {text}")
     raise Refused(text, code)
+
+
+def batch_request(stream: str, first: int, max_bytes: int) -> tuple[str, bytes]:
+    """Where to ask a replica for messages from a sequence on, and how."""
+    request = {"seq": first, "next_by_subj": ">", "batch": 1000, "max_bytes": max_bytes}
+    return f"{_API}.DIRECT.GET.{stream}", json.dumps(request).encode()
 
 
 def _direct(reply: Any) -> StoredMessage | None:

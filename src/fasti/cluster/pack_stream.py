@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from fasti.cluster.append_socket import StreamAppends
 from fasti.cluster.names import ShardNames
 from fasti.cluster.nats import (
     NatsConnection,
     StoredMessage,
     StreamState,
 )
+from fasti.cluster.nats_socket import StreamAppends, StreamMessage, StreamReads
 from fasti.cluster.pack import Pack, decode_pack
 from fasti.cluster.pack_cache import PackCache
 from fasti.cluster.rescue import Rescue
@@ -73,6 +73,7 @@ class PackStream:
         self._batch_bytes = min(_BATCH_BYTES, cache_bytes // 4)
         self._lock = threading.Lock()
         self._appends = StreamAppends(connection, self.name)
+        self._reads = StreamReads(connection, self.name)
 
     @staticmethod
     def config(names: ShardNames, replicas: int, bytes_max: int) -> dict[str, Any]:
@@ -125,8 +126,9 @@ class PackStream:
         return place
 
     def close(self) -> None:
-        """When nothing is published any more."""
+        """When nothing is published or read any more."""
         self._appends.close()
+        self._reads.close()
 
     def trim(self, place: int) -> None:
         """Removes all packs up to this place."""
@@ -150,9 +152,7 @@ class PackStream:
             if pack is not None:
                 self._cache.move_to_end(place)
                 return pack
-        found = self._connection.read(
-            self.name, place, self._batch_bytes if ahead else 1, timeout_s
-        )
+        found = self._reads.read(place, self._batch_bytes if ahead else 1, timeout_s)
         for number, message in enumerate(found):
             if message.sequence != place + number:
                 break
@@ -183,7 +183,7 @@ class PackStream:
         _log.error("%s: it is looked for elsewhere", error)
         for found in self._rescue.packs(place):
             with suppress(Corruption, NewerFormat):
-                message = StoredMessage(place, self.names.journal_subject, found.data)
+                message = StreamMessage(place, found.data)
                 pack = self._decode(message)
                 if (found.stored or self._fits(pack)) and before in (None, pack.before):
                     self._keep(message)
@@ -221,18 +221,18 @@ class PackStream:
             return self._ask_leader(place, timeout_s)
         raise Corruption(f"{self.name} has no pack at {place}", file=self.name, offset=place)
 
-    def _take(self, message: StoredMessage) -> Pack:
+    def _take(self, message: StoredMessage | StreamMessage) -> Pack:
         """A pack of the stream itself. Raises `Corruption`."""
         pack = self._decode(message)
         self._incarnation = pack.incarnation
         self._keep(message)
         return pack
 
-    def _keep(self, message: StoredMessage) -> None:
+    def _keep(self, message: StoredMessage | StreamMessage) -> None:
         if self._kept is not None:
             self._kept.put(message.sequence, message.data)
 
-    def _decode(self, message: StoredMessage) -> Pack:
+    def _decode(self, message: StoredMessage | StreamMessage) -> Pack:
         pack = decode_pack(message.data, self.name)
         if (pack.cluster, pack.shard, pack.place) != (*self.names, message.sequence):
             raise Corruption(

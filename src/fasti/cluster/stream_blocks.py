@@ -29,11 +29,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fasti.cluster.append_socket import StreamAppends
 from fasti.cluster.block_cache import BlockCache
 from fasti.cluster.block_part import PART_HEADER_BYTES, Part, decode_part, encode_part
 from fasti.cluster.names import ShardNames, from_token
 from fasti.cluster.nats import NatsConnection, NoRoom, Refused
+from fasti.cluster.nats_socket import StreamAppends
 from fasti.cluster.patience import DEFAULT_TIMEOUTS, Patience, Timeouts, insist
 from fasti.cluster.pointer import Place, Pointer, PointerRecord
 from fasti.cluster.pointer_owner import GRACE_S

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from fasti.cluster.append_socket import AppendSocket
 from fasti.cluster.nats import NatsOptions, Refused, stored_sequence
+from fasti.cluster.nats_socket import NatsSocket
 from fasti.errors import TimedOut, Unavailable
 
 WAIT_S = 20.0
@@ -91,11 +91,11 @@ def server(servers: list[Server]) -> Server:
     return servers[0]
 
 
-def socket_to(*servers: Server, leader: Callable[[], str] = str) -> AppendSocket:
-    return AppendSocket(NatsOptions([server.url for server in servers]), leader)
+def socket_to(*servers: Server, leader: Callable[[], str] = str) -> NatsSocket:
+    return NatsSocket(NatsOptions([server.url for server in servers]), leader)
 
 
-def publish(appends: AppendSocket, *parts: bytes, timeout_s: float = WAIT_S) -> int:
+def publish(appends: NatsSocket, *parts: bytes, timeout_s: float = WAIT_S) -> int:
     return stored_sequence(appends.publish("c.j.0", HEADERS, parts, timeout_s))
 
 

@@ -1,20 +1,23 @@
-"""A connection to NATS for one thing: to publish one message and wait for its answer, in the caller's thread.
+"""A connection to NATS for one thing at a time, in the caller's thread: to publish a message and wait for its
+answer, or to read messages of a stream.
 
 A shard has one pack in flight, so an append needs no event loop: the caller writes to a socket and reads from
 it. For a small pack that takes a quarter of the CPU and a third of the time that nats-py needs with
-its loop's thread, and a server that is gone is known at once, by the end of the stream.
+its loop's thread, and a server that is gone is known at once, by the end of the stream. Large packs are read with a
+fifth of its CPU: they are received where they stay.
 
 The rules:
 
-- The server that leads the shard's stream is preferred, by its name: what another one takes it passes on.
-- After anything unusual (no answer in time, an error, an end) the connection is closed. The next publish makes a
+- A server can be preferred, by its name: for appends the one that leads the shard's stream, since what another one
+  takes it passes on.
+- After anything unusual (no answer in time, an error, an end) the connection is closed. The next call makes a
   new one, to another server first.
-- A late answer to an earlier publish is passed over: each has a subject of its own for its answer.
-- The server's pings are answered when the next publish comes; a connection that it gave up meanwhile is noticed
+- A late answer to an earlier call is passed over: each has a subject of its own for its answers.
+- The server's pings are answered when the next call comes; a connection that it gave up meanwhile is noticed
   before anything is written.
 
-What a publish came to is told as by `NatsConnection.publish`. One thread at a time. `StreamAppends` is what others
-use: it leaves to nats-py what only that can do.
+What a publish or a read came to is told as by `NatsConnection`. One thread at a time. `StreamAppends` and
+`StreamReads` are what others use: they leave to nats-py what only that can do.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from fasti.cluster.nats import (
@@ -35,6 +39,7 @@ from fasti.cluster.nats import (
     LAST_SUBJECT_SEQUENCE,
     NatsConnection,
     NatsOptions,
+    batch_request,
     stored_sequence,
 )
 from fasti.errors import FastiError, TimedOut, Unavailable
@@ -46,8 +51,8 @@ _PORT = 4222
 _READ_BYTES = 1 << 16
 # A server that takes longer to answer a new connection is passed over, for this time.
 _CONNECT_S = 0.2
-# An answer has some hundred bytes; what is longer is none.
-_ANSWER_BYTES_MAX = 1 << 20
+# Neither lines nor messages of NATS are longer.
+_LINE_BYTES_MAX, _CONTENT_BYTES_MAX = 1 << 20, 64 << 20
 # Which server leads the stream is good to know, and not worth waiting for.
 _LOOK_S = 0.1
 
@@ -59,7 +64,7 @@ class StreamAppends:
         self._connection, self._stream = connection, stream
         # The signature that a file of credentials asks for is nats-py's alone.
         signs = connection.options.credentials is not None
-        self._socket = None if signs else AppendSocket(connection.options, self._leader)
+        self._socket = None if signs else NatsSocket(connection.options, self._leader)
         self._lock = threading.Lock()
 
     def publish(
@@ -91,7 +96,62 @@ class StreamAppends:
             self._socket.close()
 
 
-class AppendSocket:
+class StreamMessage(NamedTuple):
+    """A message of a stream, by its place."""
+
+    sequence: int
+    data: Buffer
+
+
+class StreamReads:
+    """Reads messages of one stream from whichever replica is near; others wait meanwhile. Any thread."""
+
+    def __init__(self, connection: NatsConnection, stream: str) -> None:
+        self._connection, self._stream = connection, stream
+        signs = connection.options.credentials is not None
+        near = partial(getattr, connection, "server_name")
+        self._socket = None if signs else NatsSocket(connection.options, near)
+        self._lock = threading.Lock()
+
+    def read(self, first: int, max_bytes: int, timeout_s: float) -> list[StreamMessage]:
+        """As `NatsConnection.read`."""
+        if self._socket is None:
+            found = self._connection.read(self._stream, first, max_bytes, timeout_s)
+            return [StreamMessage(each.sequence, each.data) for each in found]
+        subject, request = batch_request(self._stream, first, max_bytes)
+        messages: list[StreamMessage] = []
+        with self._lock:
+            try:
+                for head, data in self._socket.ask(subject, request, timeout_s):
+                    message = _stored(head, data)
+                    if message is None:
+                        break
+                    messages.append(message)
+            except TimedOut:
+                # Who is slow gets on with what there is.
+                if not messages:
+                    raise
+        return messages
+
+    def close(self) -> None:
+        """When nothing is read any more."""
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _stored(head: bytes, data: memoryview) -> StreamMessage | None:
+    """A message of a stream; None if this says that there are no more."""
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines if line)
+    if "Nats-Sequence" in headers:
+        return StreamMessage(int(headers["Nats-Sequence"]), data)
+    status = first.removeprefix("NATS/1.0").strip()
+    if status[:3] in ("404", "204"):
+        return None
+    raise Unavailable(f"NATS: {status}")
+
+
+class NatsSocket:
     """`leader` tells the name of the server that the connection should be made to; it may raise."""
 
     def __init__(self, options: NatsOptions, leader: Callable[[], str]) -> None:
@@ -99,7 +159,8 @@ class AppendSocket:
         self._inbox = f"_INBOX.{secrets.token_hex(12)}"
         self._number = 0
         self._socket: socket.socket | None = None
-        self._received = b""
+        # What came, and how much of it was taken.
+        self._received, self._taken = b"", 0
         # The name of the server that it is connected to, and of the one that failed last.
         self._server = self._failed = ""
         # The servers' names, by URL, as far as they were met.
@@ -113,15 +174,39 @@ class AppendSocket:
         timeout_s: float,
     ) -> bytes:
         """The answer. Raises `TimedOut` or `Unavailable`: it may have been stored, or not."""
-        until = time.monotonic() + timeout_s
+        with self._failing():
+            until = time.monotonic() + timeout_s
+            reply = self._send_request(subject, headers, parts, until)
+            head, content = self._await_answer(reply, until)
+            if head and not content:
+                raise Unavailable("nothing in NATS answers for this stream")
+            return bytes(content)
+
+    def ask(
+        self, subject: str, request: bytes, timeout_s: float
+    ) -> Iterator[tuple[bytes, memoryview]]:
+        """The answers to a request, each as headers and content. Whoever takes them knows the last one, and takes
+        all up to that.
+        """
+        with self._failing():
+            until = time.monotonic() + timeout_s
+            reply = self._send_request(subject, (), (request,), until)
+            while True:
+                head, content = self._await_answer(reply, until)
+                if head.startswith(b"NATS/1.0 503"):
+                    raise Unavailable("nothing in NATS answers for this stream")
+                yield head, content
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A call: what goes wrong in it ends the connection, and is told."""
         try:
-            self._make_ready(until)
-            self._number += 1
-            reply = f"{self._inbox}.{self._number}"
-            self._write(subject, reply, headers, parts, until)
-            answer = self._await_answer(reply, until)
+            yield
             self._failed = ""
-            return answer
+        except GeneratorExit:
+            # The last answer was taken.
+            self._failed = ""
+            raise
         except (OSError, FastiError, ValueError) as error:
             self._failed = self._server
             self.close()
@@ -131,9 +216,24 @@ class AppendSocket:
                 raise
             raise Unavailable(f"the connection to NATS failed: {error!r}") from error
 
+    def _send_request(
+        self,
+        subject: str,
+        headers: Sequence[tuple[str, str]],
+        parts: Sequence[Buffer],
+        until: float,
+    ) -> str:
+        """Where its answers come."""
+        self._make_ready(until)
+        self._number += 1
+        reply = f"{self._inbox}.{self._number}"
+        self._write(subject, reply, headers, parts, until)
+        return reply
+
     def close(self) -> None:
-        """The next publish connects again."""
-        connection, self._socket, self._received = self._socket, None, b""
+        """The next call connects again."""
+        connection, self._socket = self._socket, None
+        self._received, self._taken = b"", 0
         if connection is not None:
             with suppress(OSError):
                 connection.close()
@@ -163,10 +263,11 @@ class AppendSocket:
                 data = connection.recv(_READ_BYTES)
                 if not data:
                     raise ConnectionResetError("the server has closed the connection")
-                self._received = (self._received + data)[-_READ_BYTES:]
+                self._received = (self._received[self._taken :] + data)[-_READ_BYTES:]
+                self._taken = 0
         except (BlockingIOError, ssl.SSLWantReadError):
             pass
-        received, self._received = self._received, b""
+        received, self._received, self._taken = self._received[self._taken :], b"", 0
         if b"PING\r\n" in received:
             connection.settimeout(_CONNECT_S)
             connection.sendall(b"PONG\r\n")
@@ -267,47 +368,60 @@ class AppendSocket:
             if sent:
                 views[0] = views[0][sent:]
 
-    def _await_answer(self, reply: str, until: float) -> bytes:
+    def _await_answer(self, reply: str, until: float) -> tuple[bytes, memoryview]:
+        """The next answer that came there: its headers, and its content."""
         expected = reply.encode()
         while True:
             line = self._line(until)
             verb, *words = line.split()
             if verb in (b"MSG", b"HMSG"):
-                size = int(words[-1])
                 head = int(words[-2]) if verb == b"HMSG" else 0
-                content = self._take(size, until)
+                content = self._take(int(words[-1]), until)
                 if words[0] == expected:
-                    if head and not content[head:]:
-                        raise Unavailable("nothing in NATS answers for this stream")
-                    return content[head:]
+                    return bytes(content[:head]), content[head:]
             elif verb == b"PING":
                 self._send([b"PONG\r\n"], until)
             elif verb == b"-ERR":
                 raise ConnectionError(line.decode(errors="replace"))
 
     def _line(self, until: float) -> bytes:
-        while (end := self._received.find(b"\r\n")) < 0:
-            self._receive(until)
-        line, self._received = self._received[:end], self._received[end + 2 :]
+        while (end := self._received.find(b"\r\n", self._taken)) < 0:
+            if len(self._received) - self._taken > _LINE_BYTES_MAX:
+                raise ValueError("a line without an end")
+            self._received = self._received[self._taken :] + self._receive(until)
+            self._taken = 0
+        line, self._taken = self._received[self._taken : end], end + 2
         return line
 
-    def _take(self, size: int, until: float) -> bytes:
-        if size > _ANSWER_BYTES_MAX:
+    def _take(self, size: int, until: float) -> memoryview:
+        """What is large is received where it stays."""
+        if size > _CONTENT_BYTES_MAX:
             raise ValueError(f"an answer of {size} bytes")
-        while len(self._received) < size + 2:
-            self._receive(until)
-        content, self._received = self._received[:size], self._received[size + 2 :]
-        return content
+        begin, end = self._taken, self._taken + size + 2
+        if end <= len(self._received):
+            self._taken = end
+            return memoryview(self._received)[begin : end - 2]
+        content = bytearray(size + 2)
+        view = memoryview(content)
+        came = len(self._received) - begin
+        view[:came] = memoryview(self._received)[begin:]
+        self._received, self._taken = b"", 0
+        assert self._socket is not None
+        while came < len(content):
+            self._socket.settimeout(_left(until))
+            count = self._socket.recv_into(view[came:])
+            if not count:
+                raise ConnectionResetError("the server has closed the connection")
+            came += count
+        return view[:size]
 
-    def _receive(self, until: float) -> None:
+    def _receive(self, until: float) -> bytes:
         assert self._socket is not None
         self._socket.settimeout(_left(until))
         data = self._socket.recv(_READ_BYTES)
         if not data:
             raise ConnectionResetError("the server has closed the connection")
-        self._received += data
-        if len(self._received) > _ANSWER_BYTES_MAX + _READ_BYTES:
-            raise ValueError("more than an answer came")
+        return data
 
 
 def _left(until: float) -> float:
