@@ -29,7 +29,15 @@ from fasti.client.producer import Cut, Producer, cut_pieces
 from fasti.client.receipts import Shipment
 from fasti.client.transport import Transport
 from fasti.core.layout import Layout
-from fasti.errors import Closed, CrossShard, FastiError, NotFound, TimedOut, WrongShard
+from fasti.errors import (
+    Closed,
+    CrossShard,
+    FastiError,
+    NoQuorum,
+    NotFound,
+    TimedOut,
+    WrongShard,
+)
 from fasti.model import Limits
 
 logger = logging.getLogger("fasti.client")
@@ -39,6 +47,8 @@ logger = logging.getLogger("fasti.client")
 _STAY_ROWS, _STAY_ROWS_MAX = 64, 1_000
 # The same for batches, while others are on their way: they share a sync.
 _STAY_BATCHED_ROWS = 20_000
+# Between two questions for a layout that nobody can answer for certain now, unless the broker says how long.
+_PAUSE_US = 100_000
 # So often a shipment is sent elsewhere before it fails.
 _MOVES_MAX = 3
 
@@ -83,17 +93,23 @@ class Outboxes:
 
     @property
     def layout(self) -> Layout:
-        """The topic's. Waits for the broker where it is not known. Raises `unavailable`, `timed_out`.
+        """The topic's. Waits for the broker where it is not known. Raises `unavailable`, `timed_out`, `no_quorum`.
 
         Where there is no such topic, any shard says so.
         """
-        layout = self._layout
-        if layout is None:
+        runtime, until = self._transport.runtime, None
+        while self._layout is None:
             try:
-                layout = self._layout = self._transport.layout(self.topic)
+                self._layout = self._transport.layout(self.topic)
             except NotFound:
                 return Layout(self._transport.shard_count)
-        return layout
+            except NoQuorum as error:
+                # As what is sent waits for its shard, so this waits for the one that knows.
+                until = until or runtime.monotonic() + self._transport.timeout_s
+                if runtime.monotonic() >= until:
+                    raise
+                runtime.sleep((error.retry_after_us or _PAUSE_US) / 1e6)
+        return self._layout
 
     @property
     def knows_layout(self) -> bool:

@@ -262,9 +262,13 @@ class Members:
 
     def role(self, name: str, shard: int) -> Role:
         """A member's part in a shard, by its last beat."""
-        parts = self._own if name == self.record.name else self._others[name].shards
-        item = parts.get(shard)
+        item = self.part(name, shard)
         return Role.IDLE if item is None else item.role
+
+    def part(self, name: str, shard: int) -> ShardBeat | None:
+        """The same with its epoch and how far it is; None if it has none."""
+        parts = self._own if name == self.record.name else self._others[name].shards
+        return parts.get(shard)
 
     def ranking(self, shard: int, alive: set[str]) -> Ranking:
         """The members of a shard in order."""
@@ -325,24 +329,14 @@ class Members:
             return [FollowShard(shard)] if self.record.name in wanted else []
         if item.role is not Role.STANDBY or self.record.name in wanted:
             return []
-        relieved = all(self._is_as_far(shard, name, item.sequence) for name in wanted)
+        relieved = all(_is_as_far(self, shard, name, item.sequence) for name in wanted)
         return [LeaveShard(shard)] if relieved else []
-
-    def _is_as_far(self, shard: int, name: str, sequence: int) -> bool:
-        """Whether a member has about all of a shard up to a place: it could lead it as soon."""
-        return sequence - self._sequence(shard, name) <= _TURN_PACKS
-
-    def _sequence(self, shard: int, name: str) -> int:
-        """How far a member is with a shard, by its last beat; 0 if it loads, or doesn't follow."""
-        parts = self._own if name == self.record.name else self._others[name].shards
-        item = parts.get(shard)
-        return 0 if item is None else item.sequence
 
     def _stand(
         self, shard: int, ranking: Ranking, early: set[str], now_ms: int, wakes: list[int]
     ) -> list[Duty]:
         item, claim, name = self._own.get(shard), self._claims[shard], self.record.name
-        wait_ms = self._in_turn(shard, ranking).wait_ms(name)
+        wait_ms = _in_turn(self, shard, ranking).wait_ms(name)
         if wait_ms is None or name in early or (item is not None and item.role is Role.CANDIDATE):
             return []
         if claim.heir is not None:
@@ -357,13 +351,6 @@ class Members:
             return [StandForShard(shard)]
         wakes.append(due_ms)
         return []
-
-    def _in_turn(self, shard: int, ranking: Ranking) -> Ranking:
-        """In which order they stand: who would have much to read first lets those stand that have not."""
-        furthest = max((self._sequence(shard, name) for name in ranking.names), default=0)
-        warm = [name for name in ranking.names if self._is_as_far(shard, name, furthest)]
-        cold = [name for name in ranking.names if name not in warm]
-        return Ranking((*warm, *cold), ranking.standbys)
 
     def _lead(self, shard: int, ranking: Ranking, skewed: set[str], now_ms: int) -> list[Duty]:
         handover = self._handovers.get(shard)
@@ -388,7 +375,7 @@ class Members:
         me = self.record.name
         if me in skewed:
             able = (name for name in ranking.names if name != me and name not in skewed)
-            return min(able, key=lambda name: self._lag(shard, name), default=None)
+            return min(able, key=lambda name: _lag(self, shard, name), default=None)
         if self.record.weight == 0:
             near = (
                 name for name in ranking.names if name not in skewed and self._is_near(shard, name)
@@ -411,22 +398,13 @@ class Members:
             del self._handovers[shard]
             self._first[shard] = (ranking.first, now_ms)
             return [ResumeAdmitting(shard)]
-        if self._lag(shard, handover.to) > 0:
+        if _lag(self, shard, handover.to) > 0:
             return []
         self._handovers[shard] = handover._replace(yielding=True)
         return [YieldShard(shard, handover.to)]
 
     def _is_near(self, shard: int, name: str) -> bool:
-        return self._lag(shard, name) <= self._settings.lag_packs_max
-
-    def _lag(self, shard: int, name: str) -> float:
-        """By how many packs a member is behind this leader; one that doesn't follow, or loads: for ever."""
-        item, own = self._others[name].shards.get(shard), self._own.get(shard)
-        if item is None or own is None or item.role is not Role.STANDBY:
-            return float("inf")
-        if own.sequence and not item.sequence:
-            return float("inf")
-        return max(0, own.sequence - item.sequence)
+        return _lag(self, shard, name) <= self._settings.lag_packs_max
 
     def _watch_first(self, shard: int, ranking: Ranking, now_ms: int) -> None:
         if self._first.get(shard, (None, 0))[0] != ranking.first:
@@ -439,6 +417,35 @@ def find_heir(members: Members, shard: int, now_ms: int) -> str | None:
     names = members.ranking(shard, alive).names
     following = [name for name in names if members.role(name, shard) is Role.STANDBY]
     return next(iter([*following, *names]), None)
+
+
+def _lag(members: Members, shard: int, name: str) -> float:
+    """By how many packs a member is behind this leader; one that doesn't follow, or loads: for ever."""
+    item, own = members.part(name, shard), members.part(members.record.name, shard)
+    if item is None or own is None or item.role is not Role.STANDBY:
+        return float("inf")
+    if own.sequence and not item.sequence:
+        return float("inf")
+    return max(0, own.sequence - item.sequence)
+
+
+def _in_turn(members: Members, shard: int, ranking: Ranking) -> Ranking:
+    """In which order they stand: who would have much to read first lets those stand that have not."""
+    furthest = max((_sequence(members, shard, name) for name in ranking.names), default=0)
+    warm = [name for name in ranking.names if _is_as_far(members, shard, name, furthest)]
+    cold = [name for name in ranking.names if name not in warm]
+    return Ranking((*warm, *cold), ranking.standbys)
+
+
+def _is_as_far(members: Members, shard: int, name: str, sequence: int) -> bool:
+    """Whether a member has about all of a shard up to a place: it could lead it as soon."""
+    return sequence - _sequence(members, shard, name) <= _TURN_PACKS
+
+
+def _sequence(members: Members, shard: int, name: str) -> int:
+    """How far a member is with a shard, by its last beat; 0 if it loads, or doesn't follow."""
+    item = members.part(name, shard)
+    return 0 if item is None else item.sequence
 
 
 def _candidates(members: Members, shard: int, now_ms: int) -> list[str]:

@@ -95,7 +95,8 @@ class StreamBlocks:
         self.locate = locate
         self._timeouts, self._grace_s = timeouts, grace_s
         self._stream = names.blocks_stream
-        self._appends = StreamAppends(connection, self._stream)
+        # Closed by whoever puts nothing any more.
+        self.appends = StreamAppends(connection, self._stream)
         self._part_bytes = min(connection.max_payload, _PART_BYTES_MAX) - _MARGIN_BYTES
         self._lock = threading.Lock()
         # Names that were deleted and are still in the stream, with the moment at which they go.
@@ -122,10 +123,6 @@ class StreamBlocks:
             "deny_delete": True,
             "allow_direct": True,
         }
-
-    def close(self) -> None:
-        """When nothing is put any more."""
-        self._appends.close()
 
     # Room
 
@@ -188,7 +185,7 @@ class StreamBlocks:
             patience.check()
             full: NoRoom | None = None
             try:
-                self._appends.publish(subject, message, self._wait_s, last_subject_sequence=0)
+                self.appends.publish(subject, message, self._wait_s, last_subject_sequence=0)
                 return
             except NoRoom as refusal:
                 full = refusal

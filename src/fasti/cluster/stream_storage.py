@@ -288,7 +288,7 @@ class OpenStream:
             with suppress(FastiError):
                 self.journal.give_up(self.heir)
         self.journal.close()
-        self.blocks.close()
+        self.blocks.appends.close()
         self._closed(self.journal)
 
     def holds(self, file: str) -> bool:
