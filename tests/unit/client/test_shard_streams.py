@@ -14,6 +14,7 @@ from fasti.core.layout import Layout
 from fasti.errors import (
     Fenced,
     IllegalTransition,
+    NoQuorum,
     NotFound,
     Overloaded,
     RowsFailed,
@@ -213,6 +214,40 @@ def test_keys_and_partitions_decide_the_shard(shards: FakeShards) -> None:
         assert rows == expected + own
     assert len({shard.streams[0].descriptor["producer"] for shard in shards.shards}) == SHARDS
     assert shards.layouts_asked == 1
+
+
+def test_a_first_send_waits_for_the_shard_that_knows_the_layout(
+    shards: FakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shard in shards.shards:
+        shard.on_open = answering
+    away = [NoQuorum("away", retry_after_us=1_000)] * 3
+    known = shards.layout
+
+    def layout(topic: str) -> Layout:
+        if away:
+            raise away.pop()
+        return known(topic)
+
+    monkeypatch.setattr(shards, "layout", layout)
+    producer = ShardedProducer(shards, "t")
+    assert producer.send(b"x", key="k").result("60s").ok
+    assert not away
+    producer.close()
+
+
+def test_a_first_send_does_not_wait_for_longer_than_a_call(
+    shards: FakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def layout(topic: str) -> Layout:
+        raise NoQuorum("away", retry_after_us=1_000)
+
+    monkeypatch.setattr(shards, "layout", layout)
+    shards.timeout_s = 0.01
+    producer = ShardedProducer(shards, "t")
+    with pytest.raises(NoQuorum):
+        producer.send(b"x", key="k")
+    producer.close()
 
 
 def test_a_lone_sender_keeps_to_one_stream(shards: FakeShards) -> None:
