@@ -269,7 +269,7 @@ def test_the_audit_of_every_shard_is_clean_and_agrees_with_its_counts(
             client.create_topic("mail", partitions=8, max_attempts=2)
             client.create_topic("bills", kind="priority")
             lake = Lake(tmp_path / "lake")
-            for number in range(3):
+            for number in range(2):
                 put(client, "mail", number, 500)
                 put(client, "bills", number, 50)
                 ids = client.messages("mail").list(limit=60)["id"].to_numpy()
