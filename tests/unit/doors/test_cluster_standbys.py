@@ -25,7 +25,7 @@ class FakeStandby:
     def used_bytes(self) -> int:
         return self._size_bytes if self.steps else 0
 
-    def hear(self, sequence: int, version: int) -> bool:
+    def hear(self, sequence: int, version: int, at_us: int) -> bool:
         self.heard = max(self.heard, sequence)
         return self.heard > self.sequence
 
@@ -82,7 +82,7 @@ def test_it_asks_for_nothing_until_it_hears_of_more(rig: Rig) -> None:
     rig.settle()
     (standby,) = rig.made
     assert standby.steps == 3
-    rig.standbys.hear(3, 9, 1)
+    rig.standbys.hear(3, 9, 1, 0)
     rig.settle()
     assert (standby.sequence, rig.told) == (9, 1)
     assert rig.standbys.find(3) is standby
@@ -96,7 +96,7 @@ def test_one_that_is_taken_over_is_left_alone(rig: Rig) -> None:
     rig.settle()
     (standby,) = rig.made
     assert rig.standbys.take(3) is standby
-    rig.standbys.hear(3, 9, 1)
+    rig.standbys.hear(3, 9, 1, 0)
     assert rig.poll() is None
     assert standby.sequence == 0
     rig.standbys.put_back(3)
