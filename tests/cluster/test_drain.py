@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.cluster_rig import SHARDS, Cluster, cluster_of, under_load
 from tests.cluster.nats_rig import NatsServers, wait_until
 from tests.conformance.protocol_client import Client, Refused
@@ -22,6 +24,7 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 def test_a_broker_is_drained_and_stopped_under_load(
     one_server: NatsServers, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def check(told: dict[str, Any], client: Client, executors: int) -> None:
     assert client.messages("out").count()["done"] == 2000
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_through_connect_on_two_executors(
