@@ -42,7 +42,7 @@ class Stale(NamedTuple, Generic[T]):
 
     `value` is durable, all of it, and may be behind. `as_of` is the last moment of which the broker that
     answered knew that nothing was missing in it; of several shards, that of the one furthest behind. While
-    all is well it is some tenths of a second ago at most.
+    all is well it follows the beats of the leaders, ten a second.
     """
 
     value: T

@@ -46,37 +46,32 @@ class WaitingCall:
 
     def error(self) -> FastiError:
         """What its caller gets then."""
-        told = "the broker does not answer, and no longer leads the shard"
-        return Unavailable(told, details={"cause": "given up"})
+        message = "the broker does not answer, and no longer leads the shard"
+        return Unavailable(message, details={"cause": "given up"})
 
     def wait_aside(self, runtime: Runtime, call: Callable[[], T]) -> T:
         """The result of a call that nothing ends from outside, or the error if it is given up."""
-        return wait_aside(runtime, self, call)
+        answer: Future[T] = Future()
 
+        def run() -> None:
+            try:
+                result = call()
+            except BaseException as error:
+                with suppress(InvalidStateError):
+                    answer.set_exception(error)
+            else:
+                with suppress(InvalidStateError):
+                    answer.set_result(result)
 
-def wait_aside(runtime: Runtime, waiting: WaitingCall, call: Callable[[], T]) -> T:
-    """The result of a call that nothing ends from outside, or the error if it is given up."""
-    answer: Future[T] = Future()
+        def end() -> None:
+            with suppress(InvalidStateError):
+                answer.set_exception(self.error())
 
-    def run() -> None:
+        if self.is_given_up:
+            raise self.error()
+        runtime.thread("fasti-call", run).start()
+        self.ends_by(end)
         try:
-            result = call()
-        except BaseException as error:
-            with suppress(InvalidStateError):
-                answer.set_exception(error)
-        else:
-            with suppress(InvalidStateError):
-                answer.set_result(result)
-
-    def end() -> None:
-        with suppress(InvalidStateError):
-            answer.set_exception(waiting.error())
-
-    if waiting.is_given_up:
-        raise waiting.error()
-    runtime.thread("fasti-call", run).start()
-    waiting.ends_by(end)
-    try:
-        return answer.result()
-    finally:
-        waiting.ends_by(None)
+            return answer.result()
+        finally:
+            self.ends_by(None)

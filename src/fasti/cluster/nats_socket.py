@@ -30,7 +30,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -109,8 +108,9 @@ class StreamReads:
     def __init__(self, connection: NatsConnection, stream: str) -> None:
         self._connection, self._stream = connection, stream
         signs = connection.options.credentials is not None
-        near = partial(getattr, connection, "server_name")
-        self._socket = None if signs else NatsSocket(connection.options, near)
+        self._socket = (
+            None if signs else NatsSocket(connection.options, lambda: connection.server_name)
+        )
         self._lock = threading.Lock()
 
     def read(self, first: int, max_bytes: int, timeout_s: float) -> list[StreamMessage]:
@@ -142,9 +142,10 @@ class StreamReads:
 def _stored(head: bytes, data: memoryview) -> StreamMessage | None:
     """A message of a stream; None if this says that there are no more."""
     first, *lines = head.decode().split("\r\n")
-    headers = dict(line.split(": ", 1) for line in lines if line)
-    if "Nats-Sequence" in headers:
-        return StreamMessage(int(headers["Nats-Sequence"]), data)
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == "Nats-Sequence":
+            return StreamMessage(int(value), data)
     status = first.removeprefix("NATS/1.0").strip()
     if status[:3] in ("404", "204"):
         return None
@@ -152,10 +153,10 @@ def _stored(head: bytes, data: memoryview) -> StreamMessage | None:
 
 
 class NatsSocket:
-    """`leader` tells the name of the server that the connection should be made to; it may raise."""
+    """`preferred` tells the name of the server that the connection should be made to; it may raise."""
 
-    def __init__(self, options: NatsOptions, leader: Callable[[], str]) -> None:
-        self._options, self._leader = options, leader
+    def __init__(self, options: NatsOptions, preferred: Callable[[], str]) -> None:
+        self._options, self._preferred = options, preferred
         self._inbox = f"_INBOX.{secrets.token_hex(12)}"
         self._number = 0
         self._socket: socket.socket | None = None
@@ -273,10 +274,10 @@ class NatsSocket:
             connection.sendall(b"PONG\r\n")
 
     def _connect(self, until: float) -> None:
-        """To the stream's leader, if that is known and did not fail; else to any server, the failed one last."""
+        """To the preferred server, if it is known and did not fail; else to any, the failed one last."""
         wanted = ""
         with suppress(FastiError):
-            wanted = self._leader()
+            wanted = self._preferred()
         if wanted == self._failed:
             wanted = ""
         spare, problem = "", OSError("no server answers")
@@ -324,7 +325,7 @@ class NatsSocket:
             "no_responders": True,
             "lang": "python",
             "version": "1",
-            "name": "fasti-append",
+            "name": "fasti",
             "user": options.user or place.username,
             "pass": options.password or place.password,
             "auth_token": options.token,

@@ -11,7 +11,7 @@ import pytest
 from fasti.client.shards import hanging
 from fasti.client.shards.hanging import HangingCalls
 from fasti.client.shards.shard_map import Place
-from fasti.client.waiting_calls import WaitingCall, wait_aside
+from fasti.client.waiting_calls import WaitingCall
 from fasti.errors import Closed, Unavailable
 from fasti.runtime import SystemRuntime
 
@@ -28,22 +28,22 @@ def test_a_call_that_nothing_ends_is_left_behind_when_it_is_given_up() -> None:
         return "late"
 
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(wait_aside, RUNTIME, waiting, call)
+        answer = pool.submit(waiting.wait_aside, RUNTIME, call)
         assert began.wait(60)
         waiting.give_up()
         with pytest.raises(Unavailable, match="no longer leads"):
             answer.result(60)
         may_end.set()
     with pytest.raises(Unavailable):
-        wait_aside(RUNTIME, waiting, lambda: pytest.fail("it is made elsewhere"))
+        waiting.wait_aside(RUNTIME, lambda: pytest.fail("it is made elsewhere"))
 
 
 def test_a_call_that_is_answered_is_as_any_other() -> None:
     waiting = WaitingCall(0.0)
-    assert wait_aside(RUNTIME, waiting, lambda: "answer") == "answer"
+    assert waiting.wait_aside(RUNTIME, lambda: "answer") == "answer"
     waiting.give_up()
     with pytest.raises(Closed):
-        wait_aside(RUNTIME, WaitingCall(0.0), lambda: _raise(Closed("over")))
+        WaitingCall(0.0).wait_aside(RUNTIME, lambda: _raise(Closed("over")))
 
 
 def _raise(error: Exception) -> str:
