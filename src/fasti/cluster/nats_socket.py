@@ -3,8 +3,8 @@ answer, or to read messages of a stream.
 
 A shard has one pack in flight, so an append needs no event loop: the caller writes to a socket and reads from
 it. For a small pack that takes a quarter of the CPU and a third of the time that nats-py needs with
-its loop's thread, and a server that is gone is known at once, by the end of the stream. Large packs are read with a
-fifth of its CPU: they are received where they stay.
+its loop's thread, and a server that is gone is known at once, by the end of the stream. Large packs are
+received where they stay.
 
 The rules:
 
