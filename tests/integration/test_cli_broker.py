@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,12 @@ def test_following_until_a_signal_comes(
 ) -> None:
     command = [sys.executable, "-m", "fasti", "consume", topic, "--follow", "--no-ack"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(broker)
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(broker),
+        # What a shell starts with `&` ignores Ctrl-C, and so would its children: these tests as well.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as following:
         assert following.stdout is not None
         assert following.stderr is not None

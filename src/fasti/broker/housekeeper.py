@@ -308,7 +308,7 @@ class Housekeeper:
         shard = self._shard
         if shard.shared.journals.due_for_checkpoint() is shard:
             return True
-        if shard.room.full and shard.store.journal.is_replicated and shard.committer.written_bytes:
+        if shard.store.journal.is_replicated and shard.room.full and shard.committer.written_bytes:
             # Acks alone may take long to fill a journal, and only a checkpoint frees what they let go.
             return True
         dropped, grown = shard.engine.memory.trimmed_bytes, shard.committer.written_bytes
