@@ -6,14 +6,15 @@ import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 
 import fasti
 from fasti.broker.caller import EMBEDDED
 from fasti.broker.host import Host
+from fasti.broker.service import Service
 from fasti.client.address import parse_address
 from fasti.client.flight_transport import FlightTransport
 from fasti.config import ShardSettings
@@ -93,6 +94,56 @@ def test_shards_that_come_at_once_are_opened_side_by_side() -> None:
         assert host.numbers == list(range(SHARDS))
         with pytest.raises(AlreadyExists):
             host.add(1, MemoryStorage(), 2)
+    finally:
+        close_host(host)
+
+
+class WatchedStorage(MemoryStorage):
+    """Opens behind what somebody does meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self._meanwhile = meanwhile
+
+    def open(self, settings: ShardSettings, cut_after: int | None = None) -> OpenMemory:
+        self._meanwhile()
+        return super().open(settings, cut_after)
+
+
+def test_a_caller_waits_for_a_shard_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fasti.broker.moves._OPENING_S", WAIT_S)
+    host = Host({}, SETTINGS, shards=SHARDS, cluster="moving")
+    calls: list[Future[Service]] = []
+    try:
+        with ThreadPoolExecutor(1) as pool:
+
+            def call() -> None:
+                calls.append(pool.submit(host.service, 0))
+                # One that does not wait is told at once that the shard is elsewhere.
+                wait(calls, 0.05)
+
+            host.add(0, WatchedStorage(call), 1)
+            assert calls[0].result(WAIT_S) is host.service(0)
+        with pytest.raises(Moved):
+            host.service(1)
+    finally:
+        close_host(host)
+
+
+def test_who_waits_for_a_shard_hears_when_it_could_not_be_opened() -> None:
+    host = Host({}, SETTINGS, shards=SHARDS, cluster="moving")
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            calls: list[Future[Service]] = []
+
+            def call() -> None:
+                calls.append(pool.submit(host.service, 0))
+                raise Unavailable("no storage")
+
+            with pytest.raises(Unavailable):
+                host.add(0, WatchedStorage(call), 1)
+            with pytest.raises(Moved):
+                calls[0].result(WAIT_S)
     finally:
         close_host(host)
 

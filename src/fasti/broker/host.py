@@ -219,8 +219,13 @@ class Host:
     # Which service
 
     def service(self, number: int) -> Service:
-        """The service of a shard. Raises `moved` if another process has it, `invalid_argument`."""
+        """The service of a shard. Raises `moved` if another process has it, `invalid_argument`.
+
+        Waits a moment for a shard that comes here now: whoever was sent here would have to come back for it.
+        """
         service = self.services.get(number)
+        if service is None and self._moves.await_opening(number):
+            service = self.services.get(number)
         if service is not None:
             return service
         self.check_number(number)

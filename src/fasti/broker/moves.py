@@ -33,6 +33,8 @@ _log = logging.getLogger("fasti.broker")
 
 # So long a shard that leaves waits for calls that change the catalogue, and hold when all shards know.
 _CHANGES_S = 2.0
+# So long callers wait for a shard that is being opened. Then they hear where it is, as far as is known.
+_OPENING_S = 0.5
 
 
 class Moves:
@@ -42,8 +44,9 @@ class Moves:
         """`fail` is called when a shard has ended that has not left: it is closed, or failed for good."""
         self._host, self._fail = host, fail
         self._one_moves = threading.Lock()
-        # What is opened now; discarded by whoever opens it.
+        # What is opened now; discarded by whoever opens it, which callers may wait for.
         self._opening: set[int] = set()
+        self._opened = threading.Condition()
         self._drops: list[Thread] = []
 
     def add(self, number: int, storage: StorageEngine, epoch: int | None) -> None:
@@ -63,8 +66,18 @@ class Moves:
             with self._one_moves:
                 self._serve(number, shard, beside)
         finally:
-            self._opening.discard(number)
+            with self._opened:
+                self._opening.discard(number)
+                self._opened.notify_all()
         _log.info("shard %d is led here, under epoch %d", number, epoch)
+
+    def await_opening(self, number: int) -> bool:
+        """Whether a shard is being opened; then returns when it is here, or will not be, or takes long."""
+        if number not in self._opening:
+            return False
+        with self._opened:
+            self._opened.wait_for(lambda: number not in self._opening, _OPENING_S)
+        return True
 
     def _serve(self, number: int, shard: Shard, beside: int) -> None:
         host = self._host
