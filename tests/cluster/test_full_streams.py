@@ -13,6 +13,7 @@ import pytest
 from fasti.broker.shard import Shard
 from fasti.cluster.nats import NatsConnection
 from fasti.cluster.patience import Timeouts
+from fasti.cluster.server_room import ServerRoom
 from fasti.cluster.stream_storage import StreamSettings, StreamStorage
 from fasti.core import commands as co
 from fasti.core.keys import Rows
@@ -61,6 +62,27 @@ def has_room(shard: Shard) -> bool:
         return True
     except StorageFull:
         return False
+
+
+def test_what_a_shard_writes_counts_until_the_servers_tell_of_it(nats: NatsConnection) -> None:
+    room, bound = ServerRoom(1), 32 << 20
+    settings = StreamSettings(
+        new_cluster(),
+        replicas=1,
+        timeouts=TIMES,
+        journal_bytes=bound,
+        blocks_bytes=bound,
+        reserve_bytes=1 << 20,
+    )
+    shard = Shard(StreamStorage(nats, settings, 0, "broker", server_room=room), SETTINGS)
+    try:
+        make_topic(shard)
+        for write in (lambda: produce(shard, os.urandom(500_000)), shard.checkpoint):
+            before = room.written_bytes
+            write()
+            assert room.written_bytes - before > 500_000
+    finally:
+        shard.close(checkpoint=False)
 
 
 def test_a_full_journal_refuses_messages_and_takes_acks_until_a_checkpoint_frees_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,6 +102,57 @@ def test_a_read_at_the_wrong_time_is_told_so(
     assert other.engine.snapshots[snapshot.number] is snapshot
     assert not snapshot.closed
     other.close(checkpoint=False)
+    shard.close(checkpoint=False)
+
+
+def test_a_snapshot_is_let_go_without_another_reader(
+    nats: NatsConnection, settings: StreamSettings
+) -> None:
+    shard = lead(nats, settings, "first")
+    make_topic(shard)
+    standby = stand_by(nats, settings, "second")
+    catch_up(standby, shard)
+
+    def pin_and_drop() -> None:
+        snapshot = reader_of(standby, shard.clock).call(
+            co.TakeSnapshot(shard.clock.now_us() + HOUR_US, "t")
+        )
+        standby.drop_snapshot(snapshot.value)
+
+    pin_and_drop()
+    produce(shard, b"more")
+    catch_up(standby, shard)
+    engine = standby.engine
+    assert engine is not None
+    assert not engine.snapshots
+    # Nor does one that came to lead keep any.
+    pin_and_drop()
+    other = take_over(standby)
+    assert not other.engine.snapshots
+    other.close(checkpoint=False)
+    shard.close(checkpoint=False)
+
+
+def test_a_snapshot_is_read_over_a_checkpoint(
+    nats: NatsConnection, settings: StreamSettings
+) -> None:
+    # What is out of force stays in the stream for a while.
+    shard = lead(nats, replace(settings, grace_s=60), "first")
+    make_topic(shard)
+    standby = stand_by(nats, settings, "second")
+    expected = [b"%d" % number for number in range(30)]
+    for payload in expected:
+        produce(shard, payload)
+    catch_up(standby, shard)
+    reader = reader_of(standby, shard.clock)
+    snapshot = reader.call(co.TakeSnapshot(shard.clock.now_us() + HOUR_US, "t")).value
+    pages = [columns for ledger in snapshot.ledgers for columns in snapshot.rows(*ledger)]
+    locations = np.concatenate([columns["location"] for columns in pages])
+    shard.checkpoint()
+    catch_up(standby, shard)
+    assert standby.installs == 1
+    found = reader.store.payloads.gather(locations, names=("payload",), lost=True)
+    assert sorted(found.column("payload").to_pylist()) == sorted(expected)
     shard.close(checkpoint=False)
 
 

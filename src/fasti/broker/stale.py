@@ -140,10 +140,14 @@ class LedShard:
         return self._shard.sequencer.enter(request)
 
     def drop_snapshot(self, snapshot: Snapshot) -> None:
-        """While the engine stands still it is only noted."""
+        """Also while the engine stands still: else they would pile up for as long as that lasts."""
         engine: Engine = self._shard.engine
         if engine.snapshots.get(snapshot.number) is snapshot:
-            self._ask(DropSnapshot(snapshot.number), engine)
+            command = DropSnapshot(snapshot.number)
+            try:
+                self._shard.sequencer.read_still(command)
+            except (Moving, FastiError):
+                self._ask(command, engine)
 
     def _ask(self, command: Any, engine: Engine) -> Future[Any] | None:
         try:

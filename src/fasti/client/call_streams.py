@@ -161,6 +161,8 @@ class CallStreams:
         finally:
             if waiting is not None:
                 waiting.ends_by(None)
+                # It may have been cancelled just when the answer was here.
+                usable = usable and not waiting.is_given_up
             if usable:
                 self.put_back(stream)
             else:

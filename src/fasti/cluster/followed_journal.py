@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from fasti.cluster.piece_reader import PieceReader
+from fasti.cluster.pieces import Piece
+from fasti.cluster.pointer import Place
 from fasti.cluster.stream_storage import ShardStreams
 from fasti.errors import Gone, NotFound
 from fasti.storage.frames import StoredFrame
@@ -24,6 +26,15 @@ class FollowedJournal:
     def __init__(self, streams: ShardStreams) -> None:
         self._leadership = streams.leadership
         self._reads = PieceReader(streams.stream, _READ_S)
+        # What the manifest in force tells, since the one before: replaced as a whole.
+        self._older: list[Piece] = []
+
+    def keep_before(self, place: Place) -> None:
+        """Those who read a snapshot from before this manifest still want frames that it tells. The stream has
+        them for a while.
+        """
+        items = list(self._leadership.pieces.items)
+        self._older = [piece for piece in items if piece.end <= place.sequence]
 
     @property
     def epoch(self) -> int:
@@ -47,10 +58,11 @@ class FollowedJournal:
 
     def body(self, sequence: int) -> memoryview:
         """Raises `Gone` if a manifest tells it by now, `NotFound`, `NoQuorum`."""
-        items = list(self._leadership.pieces.items)
-        number = bisect_left(items, sequence, key=_last)
-        if number == len(items):
+        # In this order: what the first list has lost meanwhile is in the second.
+        for items in (list(self._leadership.pieces.items), self._older):
+            number = bisect_left(items, sequence, key=_last)
+            if number < len(items) and items[number].first <= sequence:
+                return self._reads.frame(items[number], sequence).body
+        if sequence > self.last_sequence:
             raise NotFound(f"frame {sequence} was not read here")
-        if sequence < items[number].first:
-            raise Gone(f"frame {sequence} is before what is followed")
-        return self._reads.frame(items[number], sequence).body
+        raise Gone(f"frame {sequence} is before what is followed")

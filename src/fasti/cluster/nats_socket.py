@@ -50,6 +50,8 @@ _PORT = 4222
 _READ_BYTES = 1 << 16
 # A server that takes longer to answer a new connection is passed over, for this time.
 _CONNECT_S = 0.2
+# Who ends a connection waits so long for whoever uses it.
+_END_S = 1.0
 # Neither lines nor messages of NATS are longer.
 _LINE_BYTES_MAX, _CONTENT_BYTES_MAX = 1 << 20, 64 << 20
 # Which server leads the stream is good to know, and not worth waiting for.
@@ -83,6 +85,7 @@ class StreamAppends:
         named = zip((LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE), last.values(), strict=True)
         headers = [(name, str(value)) for name, value in named if value is not None]
         with self._lock:
+            self._socket.check_open()
             return stored_sequence(self._socket.publish(subject, headers, parts, timeout_s))
 
     def _leader(self) -> str:
@@ -90,9 +93,9 @@ class StreamAppends:
         return "" if state is None else state.leader
 
     def close(self) -> None:
-        """When nothing is published any more."""
+        """Nothing is published any more."""
         if self._socket is not None:
-            self._socket.close()
+            self._socket.end(self._lock)
 
 
 class StreamMessage(NamedTuple):
@@ -121,6 +124,7 @@ class StreamReads:
         subject, request = batch_request(self._stream, first, max_bytes)
         messages: list[StreamMessage] = []
         with self._lock:
+            self._socket.check_open()
             try:
                 for head, data in self._socket.ask(subject, request, timeout_s):
                     message = _stored(head, data)
@@ -134,9 +138,9 @@ class StreamReads:
         return messages
 
     def close(self) -> None:
-        """When nothing is read any more."""
+        """Nothing is read any more: who waits for an answer is told so."""
         if self._socket is not None:
-            self._socket.close()
+            self._socket.end(self._lock)
 
 
 def _stored(head: bytes, data: memoryview) -> StreamMessage | None:
@@ -160,6 +164,7 @@ class NatsSocket:
         self._inbox = f"_INBOX.{secrets.token_hex(12)}"
         self._number = 0
         self._socket: socket.socket | None = None
+        self._ended = False
         # What came, and how much of it was taken.
         self._received, self._taken = b"", 0
         # The name of the server that it is connected to, and of the one that failed last.
@@ -230,6 +235,25 @@ class NatsSocket:
         reply = f"{self._inbox}.{self._number}"
         self._write(subject, reply, headers, parts, until)
         return reply
+
+    def check_open(self) -> None:
+        """Raises `Unavailable` once it was ended."""
+        if self._ended:
+            raise Unavailable("the connection to NATS is closed")
+
+    def end(self, used: threading.Lock) -> None:
+        """For good, by any thread; `used` is held by whoever uses it. Only they close it: its number may be
+        another file's a moment later.
+        """
+        self._ended = True
+        connection = self._socket
+        if connection is not None:
+            # Wakes who waits for an answer.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if used.acquire(timeout=_END_S):
+            self.close()
+            used.release()
 
     def close(self) -> None:
         """The next call connects again."""

@@ -121,6 +121,8 @@ class PackStream:
         place = self._appends.publish(
             self.names.journal_subject, parts, timeout_s, last_sequence=expected_last
         )
+        if self._server_room is not None:
+            self._server_room.note_written(sum(memoryview(part).nbytes for part in parts))
         if self._kept is not None:
             self._kept.put(place, *parts)
         return place

@@ -19,7 +19,7 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from fasti.cluster.names import ShardNames
-from fasti.cluster.nats import NatsConnection, Refused
+from fasti.cluster.nats import NatsConnection, NoRoom, Refused
 from fasti.cluster.pack_reader import PackReader
 from fasti.cluster.patience import DEFAULT_TIMEOUTS, Patience, Timeouts
 from fasti.cluster.pointer_owner import GRACE_S, FreeSpace, PointerOwner
@@ -221,7 +221,7 @@ class Pointer:
             assert self._next is not None
             return owner.changed(self.write(self._next, action.expected_revision, timeout_s))
         except Refused as refusal:
-            patience.pause(refusal.text)
+            patience.pause(refusal.text, isinstance(refusal, NoRoom))
             return owner.refused() if isinstance(action, ClaimPointer) else owner.unanswered()
         except (TimedOut, Unavailable) as error:
             patience.pause(error.message)

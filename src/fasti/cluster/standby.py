@@ -88,6 +88,7 @@ class Standby:
             self._is_readable = False
             self._unread.clear()
         self.payloads: Payloads | None = None
+        self._journal: FollowedJournal | None = None
         self._streams: ShardStreams | None = None
         self._follower: Follower | None = None
         self._pieces: Pieces | None = None
@@ -132,9 +133,11 @@ class Standby:
 
         True if that is more than is known here.
         """
-        if sequence >= self._heard:
-            self._heard_us = max(self._heard_us, at_us)
+        is_as_far = sequence >= self._heard
+        # In this order: a reader between the two may not take the moment without what was durable then.
         self._heard = max(self._heard, sequence)
+        if is_as_far:
+            self._heard_us = max(self._heard_us, at_us)
         self._heard_version = max(self._heard_version, version)
         follower = self._follower
         return self._heard > self._sequence or (
@@ -158,9 +161,9 @@ class Standby:
             if not self._is_readable or follower is None:
                 raise NotReadable
             engine = follower.engine
-            while self._unread:
-                engine.snapshots.release(self._unread.popleft())
-            known_us = self._heard_us if self._sequence >= self._heard else 0
+            self._release_unread(follower)
+            heard_us = self._heard_us
+            known_us = heard_us if self._sequence >= self._heard else 0
             self._as_of_us = max(self._as_of_us, known_us, engine.state.last_at_us)
             return [
                 still_reads.read(engine, command, now_us) for command in commands
@@ -172,9 +175,16 @@ class Standby:
         if follower is not None and follower.engine.snapshots.get(snapshot.number) is snapshot:
             self._unread.append(snapshot.number)
 
+    def _release_unread(self, follower: Follower) -> None:
+        """What is written is copied into each snapshot that is open. With the lock of readers."""
+        while self._unread:
+            follower.engine.snapshots.release(self._unread.popleft())
+
     def _let_read(self, readable: bool) -> None:
         with self._reading:
             self._is_readable = readable
+            if self._follower is not None:
+                self._release_unread(self._follower)
 
     # Steps
 
@@ -258,6 +268,7 @@ class Standby:
         """It has caught up: from now on it may be read from."""
         assert follower.manifest is not None
         journal = FollowedJournal(streams)
+        self._journal = journal
         self.payloads = Payloads(journal, streams.blocks, follower.manifest.payload_names)
         self._let_read(True)
 
@@ -287,6 +298,7 @@ class Standby:
                 continue
             # A reader sees all of a command or nothing.
             with self._reading:
+                self._release_unread(follower)
                 for one in group:
                     follower.apply(one)
             group = []
@@ -321,6 +333,8 @@ class Standby:
             self.payloads.names = names
             self.payloads.forget(True, names.__contains__)
             self.payloads.forget(False, lambda frame: frame > old.position)
+        if self._journal is not None:
+            self._journal.keep_before(record.place)
         streams.leadership.pieces.forget(record.place)
         self.installs += 1
 

@@ -163,6 +163,8 @@ class ClusterMember:
             epoch = self._drop(shard, to)
             self._yields[number] = (epoch, to)
             self._members.play(number, Role.IDLE, epoch, 0, now_ms)
+            # The others went on meanwhile: a beat says how far all is at its time.
+            self._play(self._now_ms())
             self._send_beat(urgent=True)
         for stop in self._stops:
             stop()
@@ -303,7 +305,7 @@ class ClusterMember:
                 place = journal.epoch, journal.stream_sequence
                 version = shard.store.version
                 self._members.play(number, Role.LEADER, *place, now_ms, version)
-                if self._members.epoch(number) > journal.epoch:
+                if self._members.epoch(number) > journal.epoch and not self._stopping.is_set():
                     # Its next append would say so; but where nothing happens there is none, and sessions wait.
                     self._move(number, Role.IDLE, self._step_down)
             elif (standby := self._standbys.find(number)) is not None:

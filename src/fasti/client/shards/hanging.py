@@ -58,14 +58,22 @@ class HangingCalls:
         with self._lock:
             self._calls[call] = shard, asked
             begins, self._is_watched = not self._is_watched, True
-        if begins:
-            self._runtime.thread("fasti-hanging", self._run).start()
         try:
+            if begins:
+                self._begin()
             yield call
         finally:
             with self._lock:
                 del self._calls[call]
                 self._used_at = call.since
+
+    def _begin(self) -> None:
+        try:
+            self._runtime.thread("fasti-hanging", self._run).start()
+        except BaseException:
+            # The next call tries it again.
+            self._is_watched = False
+            raise
 
     def _run(self) -> None:
         try:
@@ -76,6 +84,10 @@ class HangingCalls:
             # The client is closed.
             with self._lock:
                 self._is_watched = False
+        except BaseException:
+            # The next call begins another.
+            self._is_watched = False
+            raise
 
     def _is_idle(self) -> bool:
         with self._lock:

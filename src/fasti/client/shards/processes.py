@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ _HELLO_S = 2.0
 _ASK_EVERY_S = 0.1
 # And for those who may read from standbys, so often.
 _LOOK_EVERY_S = 5.0
+# Of what they have to wait, so much at most goes into that.
+_LOOK_S = 0.5
 
 
 class Processes:
@@ -141,14 +144,18 @@ class Processes:
             if self.map.place(shard) != before:
                 return
 
-    def look_around(self) -> None:
-        """Asks for the map now and then: who follows a shard may be others by now. Raises nothing but `closed`."""
+    def look_around(self, likely: Iterable[HostPort], until: float) -> None:
+        """Asks for the map now and then: who follows a shard may be others by now. The likely ones come first: some
+        of the others may hang. Raises nothing but `closed`.
+        """
         if time.monotonic() - self._looked_at < _LOOK_EVERY_S or not self._asking.acquire(False):
             return
         try:
             self._looked_at = time.monotonic()
-            for host in self.map.known_hosts():
-                if self.greet(host):
+            until = min(until, self._looked_at + _LOOK_S)
+            for host in dict.fromkeys([*likely, *self.map.known_hosts()]):
+                left_s = until - time.monotonic()
+                if left_s <= 0 or self.greet(host, left_s):
                     return
         finally:
             self._asking.release()
@@ -176,10 +183,10 @@ class Processes:
                 failure = error
         raise failure
 
-    def greet(self, host: HostPort) -> bool:
+    def greet(self, host: HostPort, within_s: float = _HELLO_S) -> bool:
         """Hears a process's clock, if it answers soon; its map counts as any."""
         try:
-            self.map.take(self.at(host).greet(_HELLO_S), host)
+            self.map.take(self.at(host).greet(within_s), host)
         except FastiError as error:
             logger.debug("saying hello to %s: %s", host_text(host), error)
             return False

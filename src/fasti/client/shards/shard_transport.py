@@ -94,8 +94,8 @@ class ShardTransport(OnlyShard):
     def __str__(self) -> str:
         return f"shard {self.number} of {self._processes}"
 
-    def _process(self) -> FlightTransport:
-        process = self._processes.of(self.number)
+    def _process(self, place: Place) -> FlightTransport:
+        process = self._processes.at(place.host)
         self.clock.go_by(process.estimate)
         return process
 
@@ -121,18 +121,15 @@ class ShardTransport(OnlyShard):
 
         several = self._processes.are_several
 
-        def place() -> Place:
-            return self._processes.map.place(self.number)
-
         with self._numbers.call(action) as pending:
 
-            def attempt(process: FlightTransport) -> tuple[Header, list[pa.Table]]:
+            def attempt(process: FlightTransport, place: Place) -> tuple[Header, list[pa.Table]]:
                 left_s = max(0.001, until - time.monotonic())
                 header = pending.header(body)
                 try:
                     if left_s <= LOOK_S or not pending.is_repeatable or not several:
                         return process.attempt(action, header, parts, left_s)
-                    with self._processes.hanging.watch(self.number, place()) as waiting:
+                    with self._processes.hanging.watch(self.number, place) as waiting:
                         return process.attempt(action, header, parts, left_s, waiting)
                 except TimedOut as error:
                     raise too_late(process, action, timeout) from error
@@ -143,7 +140,7 @@ class ShardTransport(OnlyShard):
         """The tickets of a read. Each names the shard and the address that has the rows."""
         fields = self._named(descriptor)
         until = time.monotonic() + self.timeout_s
-        tickets = self._follow(lambda process: process.plan(fields), until, repeat=True)
+        tickets = self._follow(lambda process, _: process.plan(fields), until, repeat=True)
         return [{**ticket, SHARD_NUMBER: self.number} for ticket in tickets]
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
@@ -167,7 +164,7 @@ class ShardTransport(OnlyShard):
         if fields.get(STALE):
             first, rest = self._ask_readers(begin_soon, "read", until)
         else:
-            first, rest = self._follow(begin, until, repeat=False)
+            first, rest = self._follow(lambda process, _: begin(process), until)
         yield first
         yield from rest
 
@@ -181,7 +178,7 @@ class ShardTransport(OnlyShard):
         failure: FastiError = TimedOut(f"nobody answered {what} of shard {self.number}")
         wait_s, pause_s = _READER_FIRST_S, _PAUSE_FIRST_S
         while True:
-            for host in self._readers():
+            for host in self._readers(until):
                 process = self._processes.at(host)
                 left_s = until - time.monotonic()
                 if left_s <= 0:
@@ -195,8 +192,9 @@ class ShardTransport(OnlyShard):
                 except (NoQuorum, TimedOut, *_CUT_OFF) as error:
                     failure = error
                 else:
-                    if self._reader is None or self._reader.host != host:
-                        self._reader = _Reader(host, process, time.monotonic() + _READER_KEPT_S)
+                    known, now = self._reader, time.monotonic()
+                    if known is None or known.host != host or now > known.until:
+                        self._reader = _Reader(host, process, now + _READER_KEPT_S)
                     return answer
                 if self._reader is not None and self._reader.host == host:
                     self._reader = None
@@ -207,16 +205,17 @@ class ShardTransport(OnlyShard):
             self._processes.wait(rest_s)
             wait_s, pause_s = wait_s * 2, min(pause_s * 2, _PAUSE_MAX_S)
 
-    def _readers(self) -> list[HostPort]:
+    def _readers(self, until: float) -> list[HostPort]:
         known, reader = self._processes.map.readers(self.number), self._reader
         if reader is None or time.monotonic() > reader.until:
-            self._processes.look_around()
+            likely = known if reader is None else [reader.host, *known]
+            self._processes.look_around(likely, until)
             return self._processes.map.readers(self.number)
         return list(dict.fromkeys([reader.host, *known]))
 
     def _follow(
         self,
-        attempt: Callable[[FlightTransport], T],
+        attempt: Callable[[FlightTransport, Place], T],
         until: float,
         repeat: bool = False,
         pending: PendingCall | None = None,
@@ -228,7 +227,7 @@ class ShardTransport(OnlyShard):
         while True:
             asked = self._processes.map.place(self.number)
             try:
-                return attempt(self._process())
+                return attempt(self._process(asked), asked)
             except Moved as error:
                 found = self._processes.follow(self.number, asked, error, until)
                 moves += 1
@@ -311,7 +310,7 @@ class ShardTransport(OnlyShard):
             self._processes.ask(self.number, until)
         asked = self._processes.map.place(self.number)
         try:
-            return attempt(self._process())
+            return attempt(self._process(asked))
         except Moved as error:
             found = self._processes.follow(self.number, asked, error, until)
             raise (self._moved(error) if found else self._lost(error)) from error
