@@ -46,8 +46,10 @@ class Request:
         stale: bool = False,
     ) -> Request:
         """In the caller's thread: payloads are encoded here. Raises `invalid_argument`."""
-        rows = sum(command.count_rows() for command in inputs)
-        size_bytes = sum(command.encode() for command in inputs)
+        rows = size_bytes = 0
+        for command in inputs:
+            rows += command.count_rows()
+            size_bytes += command.encode()
         return cls(inputs, answer, rows, size_bytes, engine, at_once, stale)
 
     @property

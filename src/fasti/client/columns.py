@@ -6,7 +6,7 @@ Whatever is wrong is an `invalid_argument` that names the column, before anythin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -154,6 +154,12 @@ def expiry_column(values: Any, rows: int) -> tuple[str, pa.Array]:
     )
 
 
+def expiry_or_expiries(values: Any, rows: int) -> tuple[str, pa.Array | int]:
+    """The same; one for all rows as a number."""
+    one = isinstance(values, (datetime, str, int, float, timedelta))
+    return one_expiry(values) if one else expiry_column(values, rows)
+
+
 def one_expiry(value: Any) -> tuple[str, int]:
     """The same for one message: the wire's column, and its value."""
     if isinstance(value, datetime):
@@ -179,6 +185,13 @@ def _is_number(value: Any) -> bool:
 
 def moments(values: Any, rows: int, field: str = "due") -> pa.Array:
     """Moments as int64: one for all rows, or a column."""
+    return _moments(field, values, rows)
+
+
+def moment_or_moments(values: Any, rows: int, field: str) -> pa.Array | int:
+    """The same; one for all rows as a number."""
+    if isinstance(values, (datetime, int)):
+        return (aware_us if field == "at" else moment_us)(values, field)
     return _moments(field, values, rows)
 
 
@@ -220,6 +233,12 @@ def _not_aware(kind: object) -> InvalidArgument:
 def lengths(values: Any, rows: int, field: str = "delay") -> pa.Array:
     """Lengths of time as int64 microseconds: one for all rows, or a column."""
     return _lengths(field, values, rows)
+
+
+def length_or_lengths(values: Any, rows: int) -> pa.Array | int:
+    """The same of delays; one for all rows as a number."""
+    one = isinstance(values, (str, int, float, timedelta))
+    return duration_us(values, "delay") if one else _lengths("delay", values, rows)
 
 
 def _lengths(name: str, values: Any, rows: int) -> pa.Array:

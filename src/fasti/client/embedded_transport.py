@@ -43,6 +43,7 @@ from fasti.errors import (
     Unavailable,
 )
 from fasti.protocol.schemas import VERSION
+from fasti.protocol.single_row import SingleRow
 from fasti.runtime import may_be_interrupted
 from fasti.storage.directory import directory_storage, shard_storages
 from fasti.storage.storage_engine import StorageEngine
@@ -180,14 +181,14 @@ class EmbeddedTransport(OnlyShard):
     ) -> tuple[Header, list[pa.Table]]:
         """Carried out in this thread."""
         self._check_here()
-        tables = [_table(part) for part in parts]
+        given = [part if isinstance(part, SingleRow) else _table(part) for part in parts]
         fields = {**_VERSION, **(header or {})}
         tries = 0
         with self._numbers.call(action) as pending:
             while True:
                 try:
                     reply, parts_out = self.service.call(
-                        EMBEDDED, action, pending.header(fields), tables
+                        EMBEDDED, action, pending.header(fields), given
                     )
                     return reply, [_table(part) for part in parts_out]
                 except FastiError as error:

@@ -85,13 +85,15 @@ class CallGate:
 
     def __enter__(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._paused)
+            if self._paused:
+                self._changed.wait_for(lambda: not self._paused)
             self.count += 1
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self.count -= 1
-            self._changed.notify_all()
+            if not self.count:
+                self._changed.notify_all()
 
     def pause(self) -> None:
         """Calls that begin wait until `resume`."""

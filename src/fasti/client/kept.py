@@ -67,4 +67,5 @@ class Kept(Generic[_Made]):
 
     def __iter__(self) -> Iterator[_Made]:
         with self._lock:
-            return iter(list(self._made))
+            # Mostly there is none, and to look through a weak set takes longer than to ask how many there are.
+            return iter(list(self._made) if len(self._made) else ())

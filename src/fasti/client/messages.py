@@ -16,9 +16,9 @@ from fasti.client.bulk import BulkOutcomes, Progress, each_piece, pending_filter
 from fasti.client.columns import (
     as_bytes,
     as_headers,
-    expiry_column,
-    lengths,
-    moments,
+    expiry_or_expiries,
+    length_or_lengths,
+    moment_or_moments,
     priority_column,
 )
 from fasti.client.dead_letters import DeadLetters
@@ -31,11 +31,12 @@ from fasti.client.durations import (
     optional_moment_us,
 )
 from fasti.client.outcomes import Outcome, Outcomes
-from fasti.client.target import ROWS_MAX, Target, change_ids, outcomes_of
+from fasti.client.target import ROWS_MAX, Columns, Target, change, change_ids
 from fasti.client.transport import Header, Transport
 from fasti.core.fields import HEADERS
 from fasti.errors import Corruption, InvalidArgument
 from fasti.model import DAY_US, DUE_MAX_US, MINUTE_US
+from fasti.protocol.single_row import SingleRow
 
 if TYPE_CHECKING:
     from fasti.client.arguments import (
@@ -158,12 +159,13 @@ class Messages(DeadLetters):
         if at is None and delay is None and due is None:
             raise InvalidArgument("a move needs one of at, delay and due", field="due")
         if delay is not None:
-            column = {"delay_us": lengths(delay, target.rows)}
+            column: Columns = {"delay_us": length_or_lengths(delay, target.rows)}
         else:
             moment = due if at is None else at
-            column = {"due_us": moments(moment, target.rows, "due" if at is None else "at")}
+            field = "due" if at is None else "at"
+            column = {"due_us": moment_or_moments(moment, target.rows, field)}
         if expires is not None:
-            name, column[name] = expiry_column(expires, target.rows)
+            name, column[name] = expiry_or_expiries(expires, target.rows)
         return self._change("move", target, column, dry_run)
 
     @overload
@@ -268,7 +270,7 @@ class Messages(DeadLetters):
         """
         target = Target(id, key, version)
         rows = target.rows
-        column: dict[str, pa.Array] = {}
+        column: Columns = {}
         if payload is not None:
             payloads: Any = [payload] * rows if _is_single(payload) else payload
             column["payload"] = pa.array([as_bytes(value) for value in payloads], type=pa.binary())
@@ -285,14 +287,12 @@ class Messages(DeadLetters):
             column["content_type"] = pa.array(types, type=pa.string())
         return self._change("update", target, column, dry_run)
 
-    def _change(
-        self, action: str, target: Target, columns: dict[str, pa.Array], dry_run: bool
-    ) -> Any:
+    def _change(self, action: str, target: Target, columns: Columns, dry_run: bool) -> Any:
         self._flush()
         header: Header = {"topic": self.topic, "owner": self.owner}
         if dry_run:
             header["dry_run"] = True
-        return target.answer(outcomes_of(self._transport, action, header, target.batch(columns)))
+        return change(self._transport, action, header, target, columns)
 
     # Changing by filter
 
@@ -422,9 +422,10 @@ class Messages(DeadLetters):
         target = Target(id, key, None)
         header = {"topic": self.topic, "payload": payload}
         tables = []
-        batch = target.batch({})
-        for begin in range(0, max(1, batch.num_rows), ROWS_MAX):
-            _, parts = self._transport.call("get", header, [batch.slice(begin, ROWS_MAX)])
+        part = target.part({})
+        for begin in range(0, max(1, part.num_rows), ROWS_MAX):
+            piece = part if isinstance(part, SingleRow) else part.slice(begin, ROWS_MAX)
+            _, parts = self._transport.call("get", header, [piece])
             tables.append(parts[0])
         table = pa.concat_tables(tables)
         if not target.single:

@@ -225,3 +225,13 @@ class Outcomes(Sequence[Outcome]):
                 "version": pa.array(self.versions),
             }
         )
+
+
+def outcome_of_reply(header: dict[str, Any]) -> Outcome:
+    """The only outcome of a reply."""
+    match header:
+        case {"status": [["ok", 1]], "versions": [[version, 1]], "ids": [[id, 1]]}:
+            # Mostly, and without columns.
+            if type(version) is type(id) is int and len(header) == 3:
+                return Outcome("ok", id, version)
+    return Outcomes.of_reply(header)[0]

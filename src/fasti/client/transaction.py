@@ -19,7 +19,7 @@ from fasti.client.message import Message, check_reason
 from fasti.client.messages import Messages
 from fasti.client.outcomes import Outcomes
 from fasti.client.producer import checked_partition
-from fasti.client.target import Target
+from fasti.client.target import Columns, Target
 from fasti.client.transport import Header, Transport
 from fasti.errors import FastiError, IllegalTransition, InvalidArgument, TransactionAborted
 
@@ -306,9 +306,7 @@ class _Recorder(Messages):
         super().__init__(transport, topic, owner)
         self._add = add
 
-    def _change(
-        self, action: str, target: Target, columns: dict[str, pa.Array], dry_run: bool = False
-    ) -> Any:
+    def _change(self, action: str, target: Target, columns: Columns, dry_run: bool = False) -> Any:
         if dry_run:
             raise InvalidArgument("a transaction has no dry run", field="dry_run")
         command = {"op": action, "topic": self.topic, "owner": self.owner}

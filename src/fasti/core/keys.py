@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fasti.core.columns.hashing import UInt64s, hash_keys, ranked_partitions
+from fasti.core.columns.hashing import UInt64s, hash_keys, hash_one, ranked_partitions
 from fasti.core.columns.xxh64 import public_hashes
 from fasti.core.fields import FIELDS
 from fasti.core.rows.location import ROWS_MAX
@@ -23,15 +23,23 @@ from fasti.model import Limits
 
 
 class Keys:
-    """A column of keys with their hashes. Equal keys hash equal under one seed."""
+    """A column of keys with their hashes, or one key. Equal keys hash equal under one seed."""
 
-    def __init__(self, values: pa.Array, seed: tuple[int, int]) -> None:
-        self.values = values
-        self.hashes: UInt64s = hash_keys(values, seed)
+    def __init__(self, values: pa.Array | str, seed: tuple[int, int]) -> None:
+        self._values = values
+        self.hashes: UInt64s = (
+            hash_one(values.encode(), seed) if type(values) is str else hash_keys(values, seed)
+        )
         self._ranked: tuple[int, NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.hashes)
+
+    @property
+    def values(self) -> pa.Array:
+        """The keys themselves."""
+        one = type(self._values) is str
+        return pa.array([self._values], pa.string()) if one else self._values
 
     @cached_property
     def routes(self) -> UInt64s:
@@ -152,7 +160,7 @@ class Rows:
         """The key column, hashed; None if no row has a key."""
         if self.values is not None:
             key = self.values.get("key")
-            return None if key is None else Keys(pa.array([key.decode()], pa.string()), seed)
+            return None if key is None else Keys(key.decode(), seed)
         if "key" not in self.batch.schema.names:
             return None
         return Keys(self.batch.column("key"), seed)

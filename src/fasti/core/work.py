@@ -198,6 +198,8 @@ def _check_range(values: Int64s, field: str, limit: int) -> None:
 
 def column(values: Int64s | int, count: int, field: str) -> Int64s:
     """A number for all rows, or one each."""
+    if type(values) is int and count == 1:
+        return np.array([values], dtype=np.int64)
     array = np.asarray(values, dtype=np.int64)
     if array.ndim == 0:
         return np.full(count, int(array), dtype=np.int64)

@@ -17,6 +17,7 @@ import pyarrow.ipc
 
 from fasti.errors import InvalidArgument
 from fasti.protocol.ipc_check import BATCHES_MAX, check_stream
+from fasti.protocol.single_row import TYPES, Part, SingleRow, as_batch
 
 _LENGTH = struct.Struct("<I")
 _PARTS_MAX = 10_000
@@ -24,14 +25,11 @@ _PARTS_MAX = 10_000
 _JSON_BYTES_MAX = 8 << 20
 # Up to so many rows a part is smaller and quicker as JSON.
 _INLINE_ROWS_MAX = 8
-_INLINE_TYPES: dict[type, pa.DataType] = {int: pa.int64(), str: pa.string()}
 
 Header = dict[str, Any]
 
 
-def pack(
-    header: Header, parts: Sequence[pa.RecordBatch | pa.Table] = (), *, inline: bool = False
-) -> bytes:
+def pack(header: Header, parts: Sequence[Part] = (), *, inline: bool = False) -> bytes:
     """An envelope as bytes. `inline`: parts that are small and simple go into the header."""
     bodies: list[bytes] = []
     if parts:
@@ -48,11 +46,12 @@ def pack(
     return b"".join([_LENGTH.pack(len(text)), text, *bodies])
 
 
-def unpack(body: pa.Buffer | bytes, *, of_request: bool = False) -> tuple[Header, list[pa.Table]]:
+def unpack(body: pa.Buffer | bytes, *, of_request: bool = False) -> tuple[Header, list[Part]]:
     """The header (without `parts`) and the parts. Raises `invalid_argument` on anything else.
 
-    A part that stood in the header is a batch, any other a table. `of_request`: a stranger may have
-    made it. What would need much more memory than it has bytes is refused before it is unpacked.
+    A part that stood in the header is a batch, or a `SingleRow` if it is one; any other is a table.
+    `of_request`: a stranger may have made it. What would need much more memory than it has bytes is refused
+    before it is unpacked.
     """
     buffer = pa.py_buffer(body)
     size = len(buffer)
@@ -134,23 +133,28 @@ def split_row(body: bytes) -> tuple[bytes, bytes | None]:
     return text, payload if zero else None
 
 
-def _inline_columns(part: pa.RecordBatch | pa.Table) -> Header | None:
+def _inline_columns(part: Part) -> Header | None:
     """A part as JSON, if it is one that may stand in a header."""
+    if isinstance(part, SingleRow):
+        return part.lists
     if not 0 < part.num_rows <= _INLINE_ROWS_MAX:
         return None
     columns = part.columns
     for column in columns:
-        if column.null_count or column.type not in _INLINE_TYPES.values():
+        if column.null_count or column.type not in TYPES.values():
             return None
     return dict(zip(part.schema.names, [column.to_pylist() for column in columns], strict=True))
 
 
-def _from_columns(columns: Header) -> pa.RecordBatch:
+def _from_columns(columns: Header) -> Part:
     """A part that stood in the header: texts are utf8, integers int64."""
+    row = SingleRow.of_columns(columns)
+    if row is not None:
+        return row
     arrays = []
     for name, values in columns.items():
         kinds = {*map(type, values)} if type(values) is list else set()
-        kind = _INLINE_TYPES.get(kinds.pop()) if len(kinds) == 1 else None
+        kind = TYPES.get(kinds.pop()) if len(kinds) == 1 else None
         if kind is None:
             raise InvalidArgument(
                 f"the column {name!r} in a header must be a list of texts or of integers",
@@ -166,7 +170,8 @@ def _from_columns(columns: Header) -> pa.RecordBatch:
         raise InvalidArgument(f"a part in the header: {error}", field="parts") from error
 
 
-def _encode(part: pa.RecordBatch | pa.Table) -> bytes:
+def _encode(part: Part) -> bytes:
+    part = as_batch(part)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, part.schema) as writer:
         writer.write(part)

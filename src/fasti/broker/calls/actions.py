@@ -247,22 +247,21 @@ def _get(service: Service, caller: Caller, header: Header, parts: Parts) -> Answ
 
 
 def _update(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
-    return _changed(service, caller, "update", header, one(parts))
+    return _changed(service, caller, "update", header, parts)
 
 
 def _move(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
-    return _changed(service, caller, "move", header, one(parts))
+    return _changed(service, caller, "move", header, parts)
 
 
 def _cancel(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
-    return _changed(service, caller, "cancel", header, one(parts))
+    return _changed(service, caller, "cancel", header, parts)
 
 
-def _changed(
-    service: Service, caller: Caller, op: str, header: Header, batch: pa.RecordBatch
-) -> Answer:
+def _changed(service: Service, caller: Caller, op: str, header: Header, parts: Parts) -> Answer:
+    part = requests.only(parts)
     fields = requests.checked(header, topic=str, owner="", dry_run=False)
-    reply = service.command(changing.command(service, op, fields, batch), caller)
+    reply = service.command(changing.command(service, op, fields, part), caller)
     if not fields["dry_run"]:
         service.mutation(op, fields["topic"], reply)
     return outcomes.encode(reply), []

@@ -35,6 +35,7 @@ from fasti.model import (
 )
 from fasti.protocol.numbered import CLIENT_CHARS_MAX, NUMBERED, ONCE
 from fasti.protocol.schemas import PRODUCE_TYPES, RETURNED, VERSION
+from fasti.protocol.single_row import Part, as_batch
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -142,8 +143,9 @@ def integer(header: Header, name: str) -> int | None:
     return value
 
 
-def one_batch(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
+def one_batch(table: Part) -> pa.RecordBatch:
     """All rows of a part in one piece."""
+    table = as_batch(table)
     if isinstance(table, pa.RecordBatch):
         return table
     batches = table.combine_chunks().to_batches()
@@ -253,7 +255,7 @@ def produce_row(
         when=co.When(due_us, delay_us),
         keys=rows.keys(seed),
         priorities=_row_priority(numbers.get("priority")),
-        expires=_row_expiry(numbers.get("expires_us"), numbers.get("expires_after_us")),
+        expires=row_expiry(numbers.get("expires_us"), numbers.get("expires_after_us")),
         **fields,
     )
 
@@ -270,7 +272,8 @@ def _row_priority(priority: int | None) -> NDArray[np.uint16] | None:
     return np.array([priority], dtype=np.uint16)
 
 
-def _row_expiry(at_us: int | None, after_us: int | None) -> co.Expires | None:
+def row_expiry(at_us: int | None, after_us: int | None) -> co.Expires | None:
+    """By when one row must be begun; None if it doesn't say so. Raises `invalid_argument`."""
     if at_us is None and after_us is None:
         return None
     for name, value in (("expires_us", at_us), ("expires_after_us", after_us)):
@@ -520,7 +523,7 @@ def _retry(given: Header, base: RetryPolicy) -> RetryPolicy:
     return RetryPolicy(**found)
 
 
-Parts = list[pa.Table]
+Parts = list[Part]
 Answer = tuple[Header, list[pa.RecordBatch]]
 Action = Callable[["Service", Caller, Header, Parts], Answer]
 
@@ -549,9 +552,14 @@ def check_own(topic: str) -> None:
 
 def one(parts: Parts) -> pa.RecordBatch:
     """The action's only part."""
+    return one_batch(only(parts))
+
+
+def only(parts: Parts) -> Part:
+    """The same as it came."""
     if len(parts) != 1:
         raise InvalidArgument("this action takes exactly one part", field="parts")
-    return one_batch(parts[0])
+    return parts[0]
 
 
 def none(parts: Parts) -> None:

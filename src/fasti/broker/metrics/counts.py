@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.broker.metrics.series import SERIES_MAX, LeftOutNotice
+from fasti.core.columns.reductions import some
 from fasti.model import Outcome
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Metrics:
     def mutated(self, op: str, topic: str, status: NDArray[np.uint8]) -> None:
         """A batch was carried out: one outcome per row."""
         # Nearly always every row is ok, and that is seen ten times faster than counted.
-        counts = np.bincount(status, minlength=_OUTCOMES) if status.any() else None
+        counts = np.bincount(status, minlength=_OUTCOMES) if some(status) else None
         with self._lock:
             mutated = self._topic(topic).mutated
             if op not in mutated:

@@ -13,6 +13,7 @@ from fasti.client.shards.routing import Piece, Request
 from fasti.client.transport import Header
 from fasti.core.layout import OWN_TOPICS, Layout
 from fasti.errors import CrossShard, InvalidArgument
+from fasti.protocol.single_row import Part, SingleRow, as_batch
 
 Int64s = NDArray[np.int64]
 
@@ -70,9 +71,7 @@ def rows_or_topic(request: Request) -> list[Piece]:
     return rows(request) if request.parts else shards_of_topic(request)
 
 
-def cut_rows(
-    layout: Layout, header: Header, parts: Sequence[pa.RecordBatch], by: int = 0
-) -> list[Piece]:
+def cut_rows(layout: Layout, header: Header, parts: Sequence[Part], by: int = 0) -> list[Piece]:
     """Pieces by the rows of the part number `by`; other parts have as many rows and go with them."""
     shards = shards_of_rows(layout, parts[by])
     if shards is None or not len(shards):
@@ -84,12 +83,19 @@ def cut_rows(
     for shard in present.tolist():
         numbers = np.flatnonzero(shards == shard)
         wanted = pa.array(numbers)
-        pieces.append(Piece(shard, header, [part.take(wanted) for part in parts], numbers))
+        pieces.append(
+            Piece(shard, header, [as_batch(part).take(wanted) for part in parts], numbers)
+        )
     return pieces
 
 
-def shards_of_rows(layout: Layout, part: pa.RecordBatch) -> Int64s | None:
+def shards_of_rows(layout: Layout, part: Part) -> Int64s | None:
     """The shard of each row, by its id or its key; None if it names neither."""
+    if isinstance(part, SingleRow):
+        values = part.values
+        if "id" in values:
+            return layout.shards_of_ids(np.array([values["id"]]))
+        return np.array([layout.shard_of_key(values["key"])]) if "key" in values else None
     names = part.schema.names
     try:
         if "id" in names:

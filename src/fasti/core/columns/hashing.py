@@ -34,7 +34,7 @@ _ALL = (1 << 64) - 1
 def hash_keys(keys: pa.Array, seed: tuple[int, int]) -> UInt64s:
     """(n, 2) hashes of a string or binary column; a null key is (0, 0), which no key hashes to."""
     if len(keys) == 1 and not keys.null_count:
-        return np.array([_hash_key(keys[0].as_buffer().to_pybytes(), seed)], dtype=np.uint64)
+        return hash_one(keys[0].as_buffer().to_pybytes(), seed)
     offsets, data = layout(keys)
     lengths = np.diff(offsets)
     first = np.uint64(seed[0]) ^ (lengths.astype(np.uint64) * _M1)
@@ -61,7 +61,7 @@ def hash_keys(keys: pa.Array, seed: tuple[int, int]) -> UInt64s:
     return hashes
 
 
-def _hash_key(key: bytes, seed: tuple[int, int]) -> tuple[int, int]:
+def hash_one(key: bytes, seed: tuple[int, int]) -> UInt64s:
     """The same for one key: numpy's calls take ten times as long as what they work out."""
     first = seed[0] ^ (len(key) * _N1 & _ALL)
     second = seed[1] + len(key) * _N2 & _ALL
@@ -73,7 +73,8 @@ def _hash_key(key: bytes, seed: tuple[int, int]) -> tuple[int, int]:
         second = (lane << 33 | lane >> 31) & _ALL
     lane = first * _N4 & _ALL
     stirred = (lane << 32 | lane >> 32) & _ALL
-    return _finish_one(first + second & _ALL) or 1, _finish_one(second ^ stirred)
+    hashes = [_finish_one(first + second & _ALL) or 1, _finish_one(second ^ stirred)]
+    return np.array([hashes], dtype=np.uint64)
 
 
 def _finish_one(lane: int) -> int:

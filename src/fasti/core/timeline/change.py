@@ -104,15 +104,16 @@ def _change(
     make_events: MakeEvents,
 ) -> Reply:
     target = command.target
-    versions = column(command.versions, len(target), "version")
-    reply = blank(len(target))
+    count = len(target)
+    versions = column(command.versions, count, "version")
+    reply = blank(count)
     for piece in locate(topic, target, reply):
         status = judge_change(
             work, piece, versions[piece.rows], command.owner, target.keys is not None
         )
         reply.status[piece.rows] = status
         current = piece.versions()
-        places = np.arange(len(target))[piece.rows]
+        places = np.arange(count)[piece.rows]
         slots = piece.slots
         good: Rows | slice = slice(None)
         if some(status):

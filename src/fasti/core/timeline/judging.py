@@ -259,7 +259,7 @@ def why_not(work: Work, piece: Piece, rows: NDArray[np.intp], by_key: bool) -> U
 
 def unname_strangers(reply: Reply, by_key: bool) -> None:
     """A key that names nothing has no id, though the index may still know an old one."""
-    if by_key and reply.status.any():
+    if by_key and some(reply.status):
         reply.ids[reply.status == Outcome.NOT_FOUND] = 0
 
 
