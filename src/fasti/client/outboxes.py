@@ -3,8 +3,7 @@
 Each has its own name, numbers, stream and threads, so that a shard that is away holds up no other one; the
 limits of the buffer are for all together. Which shard has what the topic's layout says. Rows without a key go
 to one shard as long as its open batch is filled, then to the next: so they are gathered as with one shard, and
-many are spread over all of them. Bulk takes turns over processes, and in each over its shards, more slowly. A
-shard with which something is wrong is left out.
+many are spread over all of them. A shard with which something is wrong is left out.
 
 A topic may be deleted and made anew on other shards: then a shard answers `wrong_shard`, having done nothing.
 What it refused is routed by the new layout, in the order in which it was refused, by a thread that ends with it.
@@ -15,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -46,9 +45,8 @@ logger = logging.getLogger("fasti.client")
 # So many rows without a key go to one shard before the next one has its turn: one that sends little keeps
 # to one stream.
 _STAY_ROWS, _STAY_ROWS_MAX = 64, 1_000
-# The same for batches, while others are on their way: they share a sync. Then another process has its turn. In
-# a process a shard keeps it for longer: shards that are busy at once take the interpreter from each other.
-_STAY_BATCHED_ROWS, _KEEP_BATCHED_ROWS = 20_000, 400_000
+# The same for batches, while others are on their way: they share a sync.
+_STAY_BATCHED_ROWS = 20_000
 # Between two questions for a layout that nobody can answer for certain now, unless the broker says how long.
 _PAUSE_US = 100_000
 # So often a shipment is sent elsewhere before it fails.
@@ -80,8 +78,6 @@ class Outboxes:
         self._turn: Producer | None = None
         self._turn_place = int(transport.runtime.random() * transport.shard_count)
         self._stayed = 0
-        # In each process the place of the shard that batches go to, and how many rows did.
-        self._kept: dict[Hashable, tuple[int, int]] = {}
         self._leads = True
         self._on_settled: Callable[[Shipment], None] | None = None
         # What was refused by a shard that doesn't have it, and how much of that is not settled.
@@ -163,28 +159,6 @@ class Outboxes:
         assert sender is not None, "a topic has a shard"
         return sender
 
-    def _next_batched_turn(self) -> Producer:
-        """In the next process; in one alone, the same shard again until it had many rows."""
-        shards = self.layout.all_shards
-        processes = [self._transport.process_of(shard) for shard in shards]
-        place = self._turn_place % len(shards)
-        here, names = processes[place], list(dict.fromkeys(processes))
-        before, rows = self._kept.get(here, (place, 0))
-        rows = (rows if before == place else 0) + self._stayed
-        self._kept = {name: self._kept[name] for name in names if name in self._kept}
-        self._kept[here] = place, rows
-        there = names[(names.index(here) + 1) % len(names)]
-        to, rows = self._kept.get(there, (-1, 0))
-        if rows >= _KEEP_BATCHED_ROWS or not 0 <= to < len(shards) or processes[to] != there:
-            ring = (number % len(shards) for number in range(to + 1, to + 1 + len(shards)))
-            to = next(number for number in ring if processes[number] == there)
-            self._kept[there] = to, 0
-        sender = self.sender(shards[to])
-        if sender.outbox.machine.trouble is not None:
-            return self._next_turn()
-        self._turn_place, self._turn, self._stayed = to, sender, 0
-        return sender
-
     def cut(self, batch: pa.RecordBatch, atomic: bool, partition: int | None) -> Cut:
         """A batch as the pieces in which it travels to their shards.
 
@@ -221,10 +195,9 @@ class Outboxes:
         pieces: list[tuple[Outbox, pa.RecordBatch]] = []
         for piece in cut_pieces(batch, self._limits, atomic):
             sender = self._turn
-            if sender is None or self._layout is None or not _is_busy(sender.outbox):
+            stays = self._layout is not None and self._stayed < _STAY_BATCHED_ROWS
+            if sender is None or not stays or not _is_busy(sender.outbox):
                 sender = self._next_turn()
-            elif self._stayed >= _STAY_BATCHED_ROWS:
-                sender = self._next_batched_turn()
             self._stayed += piece.num_rows
             pieces.append((sender.outbox, piece))
         return Cut(pieces)

@@ -7,7 +7,7 @@ dicts, rows as Arrow, errors as `FastiError`; so everything above this line is w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -94,9 +94,6 @@ class Transport(Protocol):
     def shard(self, number: int) -> Transport:
         """The way to one shard: what goes there is about that shard alone."""
 
-    def process_of(self, shard: int) -> Hashable:
-        """What stands for the process that has a shard: equal for shards of the same one."""
-
     def layout(self, topic: str) -> Layout:
         """Which shard has which partition of a topic. Raises `not_found`.
 
@@ -157,10 +154,6 @@ class OnlyShard:
     def shard(self, number: int) -> Any:
         """This one."""
         return self
-
-    def process_of(self, shard: int) -> Hashable:
-        """The only one."""
-        return None
 
     def layout(self, topic: str) -> Layout:
         """Everything on one shard."""

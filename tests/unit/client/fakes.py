@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -241,17 +241,12 @@ class FakeShards(FakeTransport):
         super().__init__()
         self.shard_count = layout.shards
         self.shards = [FakeTransport() for _ in range(layout.shards)]
-        # Which process has which.
-        self.processes: list[Hashable] = [None] * layout.shards
         self.layout_now = layout
         self.layouts_asked = 0
         self._known: Layout | None = None
 
     def shard(self, number: int) -> FakeTransport:
         return self.shards[number]
-
-    def process_of(self, shard: int) -> Hashable:
-        return self.processes[shard]
 
     def layout(self, topic: str) -> Layout:
         if self._known is None:

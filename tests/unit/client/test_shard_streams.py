@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from itertools import groupby
 
 import pytest
 
@@ -261,47 +260,6 @@ def test_a_lone_sender_keeps_to_one_stream(shards: FakeShards) -> None:
     for _ in range(200):
         producer.send(b"x").result()
     assert [len(shard.streams) for shard in shards.shards] == [1, 1, 1]
-    producer.close()
-
-
-@pytest.mark.parametrize(
-    ("processes", "turns"),
-    [
-        ("aaa", [(0, 4), (1, 4), (2, 4)]),
-        # Both work at once, and in each the shards have long turns.
-        ("aab", [(0, 2), (2, 2), (0, 2), (2, 2), (1, 2), (2, 2)]),
-        ("abc", [(0, 2), (1, 2), (2, 2), (0, 2), (1, 2), (2, 2)]),
-    ],
-)
-def test_batches_take_turns_over_processes_and_longer_ones_over_shards(
-    shards: FakeShards,
-    monkeypatch: pytest.MonkeyPatch,
-    processes: str,
-    turns: list[tuple[int, int]],
-) -> None:
-    monkeypatch.setattr("fasti.client.outboxes._STAY_BATCHED_ROWS", 2)
-    monkeypatch.setattr("fasti.client.outboxes._KEEP_BATCHED_ROWS", 4)
-    monkeypatch.setattr(shards.runtime, "random", lambda: 0.99)
-    shards.processes = list(processes)
-    producer = ShardedProducer(shards, "t")
-    # Nothing is answered, so that all of them have something on its way.
-    pieces = [producer.send_batch([b"%d" % number], wait=False) for number in range(12)]
-    first = eventually(lambda: sum(len(s.streams) for s in shards.shards) == SHARDS and shards)
-    order: dict[int, int] = {}
-
-    def sent() -> bool:
-        for number, shard in enumerate(first.shards):
-            for row in shard.streams[0].rows():
-                order[int(row)] = number
-        return len(order) == len(pieces)
-
-    eventually(sent)
-    found = [(shard, len(list(rows))) for shard, rows in groupby(order[n] for n in range(12))]
-    assert found == turns
-    for shard in shards.shards:
-        answering(shard.streams[0])
-        for _ in shard.streams[0].rows():
-            shard.streams[0].answer(1)
     producer.close()
 
 

@@ -75,6 +75,13 @@ class Processes:
         """The way to the process that has a shard. Raises `closed`."""
         return self.at(self.map.place(shard).host)
 
+    def one_shard_each(self) -> list[int]:
+        """A shard of each process of the map."""
+        first: dict[HostPort, int] = {}
+        for shard in range(self.map.count):
+            first.setdefault(self.map.place(shard).host, shard)
+        return list(first.values())
+
     @property
     def are_several(self) -> bool:
         """Whether there is another one to ask than the one that has a shard."""

@@ -7,7 +7,7 @@ so by `shard(n)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -49,14 +49,15 @@ class ShardedTransport:
         clock: BrokerClock,
         name: str,
         close: Callable[[], None],
-        process_of: Callable[[int], Hashable] = lambda shard: None,
+        process_shards: Callable[[], list[int]] = lambda: [CATALOGUE],
         call_any: Callable[[str, Header, float], Answer] | None = None,
     ) -> None:
-        """`process_of` tells which process has a shard, `call_any` asks any of them, where there are several."""
+        """`call_any` asks any process, with which there are several."""
         self._shards = list(shards)
         self._close = close
         self._name = name
-        self.process_of = process_of
+        # A shard of each process, for what is about processes and not about shards.
+        self.process_shards = process_shards
         self._call_any = call_any
         first = self._shards[CATALOGUE]
         self.clock: BrokerClock = clock
@@ -79,13 +80,6 @@ class ShardedTransport:
                 f"there is no shard {number}: the broker has {self.shard_count}", field=SHARD_NUMBER
             )
         return self._shards[number]
-
-    def process_shards(self) -> list[int]:
-        """A shard of each process, for what is about processes and not about shards."""
-        first: dict[Hashable, int] = {}
-        for shard in range(self.shard_count):
-            first.setdefault(self.process_of(shard), shard)
-        return list(first.values())
 
     def layout(self, topic: str) -> Layout:
         """Which shard has which partition of a topic. Raises `not_found`."""
@@ -198,6 +192,6 @@ def over_flight(entry: FlightTransport, hello: dict[str, Any]) -> ShardedTranspo
         clock=clock,
         name=str(entry),
         close=processes.close,
-        process_of=lambda shard: processes.map.place(shard).host,
+        process_shards=processes.one_shard_each,
         call_any=processes.call_any,
     )
