@@ -35,6 +35,8 @@ class ShardSettings:
     # A checkpoint is begun when the journal has grown by this much since the last one, or a little later
     # while most of what it would write is about to be consumed.
     checkpoint_bytes: int = 256 << 20
+    # Or by so many frames: each costs by itself when the journal is replayed, however small it is.
+    checkpoint_frames: int = 32_768
     checkpoint_bytes_per_s: int = 80 << 20
     # All who take a backup read at most so fast, each.
     backup_bytes_per_s: int = 80 << 20
@@ -59,6 +61,7 @@ class ShardSettings:
         for name in (
             "sync_interval_ms",
             "checkpoint_bytes",
+            "checkpoint_frames",
             "checkpoint_bytes_per_s",
             "backup_bytes_per_s",
             "scrub_bytes_per_s",

@@ -317,7 +317,7 @@ class Housekeeper:
     def _can_wait(self) -> bool:
         """Whether most of what a checkpoint would write is about to be consumed."""
         shard = self._shard
-        grown = shard.shared.journals.tail_bytes / shard.settings.checkpoint_bytes
+        grown = shard.shared.journals.grown
         if self._waiting_since is None:
             self._waiting_since = self._monotonic()
         waited_s = self._monotonic() - self._waiting_since

@@ -38,15 +38,17 @@ class JournalBudget:
             self._shards = tuple(other for other in self._shards if other is not shard)
 
     @property
-    def tail_bytes(self) -> int:
-        """What all shards have written since their last checkpoints began."""
-        return sum(shard.committer.written_bytes for shard in self._shards)
+    def grown(self) -> float:
+        """What all shards have written since their last checkpoints, as a part of what may be to replay."""
+        return sum(map(self._part, self._shards))
+
+    def _part(self, shard: Shard) -> float:
+        by_bytes = shard.committer.written_bytes / self._settings.checkpoint_bytes
+        return by_bytes + shard.store.tail_frames / self._settings.checkpoint_frames
 
     def due_for_checkpoint(self) -> Shard | None:
         """The shard that is to make one."""
-        if self.tail_bytes < self._settings.checkpoint_bytes:
-            return None
-        return max(self._shards, key=lambda shard: shard.committer.written_bytes)
+        return None if self.grown < 1 else max(self._shards, key=self._part)
 
     def feed_bytes(self, shard: Shard) -> int:
         """How much of its journal a shard may keep for the change feed."""

@@ -198,6 +198,7 @@ class EmbeddedOptions(TypedDict, total=False):
     memory_bytes: int
     leases_max: int
     checkpoint_bytes: int
+    checkpoint_frames: int
     checkpoint_bytes_per_s: int
     backup_bytes_per_s: int
     inbox_rows_max: int

@@ -309,6 +309,7 @@ SHARD = _of_library(
         "sync_interval_ms": "With `interval`, how long written frames wait for their sync at most.",
         "segment_bytes": "Size of a journal segment file; it is allocated whole. A frame that is larger gets a segment of its own.",
         "checkpoint_bytes": "A checkpoint begins when the journal has grown by this much since the last one, over all shards of a process; by up to four times as much, for ten seconds at most, while most of what it would write is about to be consumed.",
+        "checkpoint_frames": "The same by frames of the journal, for messages that come one by one: each takes some tenths of a millisecond when it is replayed, however small it is. What has grown by half of both counts as whole.",
         "checkpoint_bytes_per_s": "How fast a checkpoint writes, per second, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_size`.",
         "backup_bytes_per_s": "How fast a backup is read, per second, so that it doesn't stand in the way of the journal. A caller may ask for less.",
         "scrub_interval_us": "How often everything that is stored is read, to find [damage](operating.md#damage-and-what-to-do-about-it) before a reader does. `0s`: never.",

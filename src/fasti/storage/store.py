@@ -116,6 +116,11 @@ class ShardStore:
 
     # Journal
 
+    @property
+    def tail_frames(self) -> int:
+        """How many frames no checkpoint tells yet: they would have to be replayed now."""
+        return self.journal.last_sequence - self.manifest.position
+
     def encode(self, frames: Sequence[EngineFrame]) -> list[Frame]:
         """Frames as the journal takes them."""
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,24 @@ def test_an_automatic_checkpoint_that_failed_is_tried_again() -> None:
                 lambda: shard.store.manifest.checkpoint > 0, 60
             )
         assert shard.housekeeper.last_error is not None
+
+
+def test_messages_that_came_one_by_one_are_reason_for_a_checkpoint() -> None:
+    """However small they are: each is to be replayed by itself."""
+    files = SharedFiles()
+    settings = replace(SETTINGS, checkpoint_frames=50)
+    with serving(files, settings, clock=FakeClock()) as shard:
+        make_topic(shard)
+        count = 0
+        while shard.housekeeper.checkpoints < 3:
+            produce(shard, b"x", due_us=NOW_US + 10**9)
+            count += 1
+            assert count < 10_000
+    # Not one for each: frames that a checkpoint tells count no more.
+    assert count > 50
+    with serving(files, settings, clock=FakeClock()) as shard:
+        assert shard.store.replayed < 100
+        assert len(shown(shard)) == count
 
 
 def test_a_tail_that_dead_processes_left_is_reason_for_a_checkpoint() -> None:

@@ -8,13 +8,14 @@ import pytest
 from fasti.broker.journal_budget import JournalBudget
 from fasti.config import ShardSettings
 
-SETTINGS = ShardSettings(checkpoint_bytes=100, feed_bytes=1000)
+SETTINGS = ShardSettings(checkpoint_bytes=100, checkpoint_frames=10, feed_bytes=1000)
 
 
-def shard(written: int = 0, feed: int = 0) -> Any:
+def shard(written: int = 0, feed: int = 0, frames: int = 0) -> Any:
     """One with so much journal since its last checkpoint, and so much that only the feed needs."""
     return SimpleNamespace(
-        committer=SimpleNamespace(written_bytes=written), store=SimpleNamespace(feed_bytes=feed)
+        committer=SimpleNamespace(written_bytes=written),
+        store=SimpleNamespace(feed_bytes=feed, tail_frames=frames),
     )
 
 
@@ -31,7 +32,15 @@ def test_the_longest_tail_is_next_when_all_together_are_at_the_limit() -> None:
     assert budget.due_for_checkpoint() is longest
     longest.committer.written_bytes = 59
     assert budget.due_for_checkpoint() is None
-    assert budget.tail_bytes == 99
+    assert budget.grown == pytest.approx(0.99)
+
+
+def test_small_frames_count_by_their_number() -> None:
+    many, large = shard(written=10, frames=5), shard(written=30)
+    budget = budget_of(many, large)
+    assert budget.due_for_checkpoint() is None
+    many.store.tail_frames = 6
+    assert budget.due_for_checkpoint() is many
 
 
 def test_a_shard_alone_goes_by_its_own_journal() -> None:
