@@ -49,6 +49,7 @@ def consume(address: str, names: list[str], orders: Connection) -> None:
         orders.send(len(left))
 
 
+@pytest.mark.long
 @pytest.mark.one_shard
 def test_a_thousand_sessions_share_what_there_is(tmp_path: Path) -> None:
     spawned = multiprocessing.get_context("spawn")

@@ -61,6 +61,7 @@ def test_a_broker_that_is_killed_under_load(tmp_path: Path) -> None:
     end_again_and_again(tmp_path, 1, rounds=4, facts=300, end=BrokerProcess.kill)
 
 
+@pytest.mark.long
 def test_a_broker_that_is_stopped_softly_under_load(tmp_path: Path) -> None:
     end_again_and_again(tmp_path, 2, rounds=2, facts=300, end=BrokerProcess.stop)
 

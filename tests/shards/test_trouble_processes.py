@@ -133,6 +133,7 @@ def test_processes_are_started_anew_one_after_the_other_under_load(tmp_path: Pat
             go_on(workers, 20)
 
 
+@pytest.mark.long
 def test_the_map_changes_under_running_clients(tmp_path: Path) -> None:
     """Two processes exchange their shards: who asks at the old place is told the new one."""
     with ExitStack() as stack:

@@ -91,7 +91,8 @@ def ways(client: fasti.Client) -> list[ShardTransport]:
 
 
 def process_of(client: fasti.Client, shard: int) -> FlightTransport:
-    return ways(client)[shard]._process()
+    way = ways(client)[shard]
+    return way._process(way._processes.map.place(shard))
 
 
 def feeds(client: fasti.Client) -> list[str]:

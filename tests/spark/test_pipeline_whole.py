@@ -169,6 +169,7 @@ def differences_are_found(lake: Lake, spark: SparkSession, address: str) -> None
     assert f"counts {mail.states['done']} done" in found[0][4]
 
 
+@pytest.mark.long
 @pytest.mark.one_shard
 @pytest.mark.timeout(900)
 def test_some_thousand_messages(spark: SparkSession, tmp_path: Path) -> None:
@@ -181,6 +182,7 @@ def test_ten_million_messages(spark: SparkSession, tmp_path: Path) -> None:
     through_the_pipeline(spark, tmp_path, 10_000_000)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_days_that_are_computed_anew_are_as_if_all_were(
     spark: SparkSession, tmp_path: Path

@@ -137,6 +137,7 @@ def kept(spark: SparkSession, place: Path) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in rows.to_pylist())
 
 
+@pytest.mark.long
 def test_a_stream_of_changes_goes_on_over_restarts_of_query_and_broker(
     spark: SparkSession, broker: BrokerProcess, client: Client, tmp_path: Path
 ) -> None:
@@ -261,6 +262,7 @@ def test_offsets_name_every_shard(broker: BrokerProcess, client: Client) -> None
 # The pipeline
 
 
+@pytest.mark.long
 def test_the_audit_of_every_shard_is_clean_and_agrees_with_its_counts(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
