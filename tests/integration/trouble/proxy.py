@@ -123,7 +123,8 @@ class Proxy:
                 ).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, there: bool) -> None:
-        with suppress(OSError):
+        # One that was cut while its pieces were held up has no number to wait for.
+        with suppress(OSError, ValueError):
             while piece := source.recv(_CHUNK):
                 delay = self.delay_there if there else self.delay_back
                 if delay:
